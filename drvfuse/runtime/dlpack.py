@@ -22,7 +22,7 @@ from .array import Array
 from .device import Device
 from .driver import Driver
 from .lifetime import retire
-from .stream import LEGACY, Stream
+from .stream import LEGACY, Stream, StreamLike
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION = 1, 2, 3, 13, 12
 VERSION = (1, 1)
@@ -238,8 +238,13 @@ def library_of(obj: Any) -> str:
     return type(obj).__module__.partition(".")[0]
 
 
-def current_stream(obj: Any, device_type: int, device_index: int) -> int | None:
-    """The handle of the current stream of the framework of `obj`; None if the framework does not tell it."""
+def current_stream(obj: Any, device_type: int, device_index: int) -> StreamLike | None:
+    """The current stream of the framework of `obj`: its handle, or an object that keeps it alive where the framework
+    destroys streams. None if the framework does not tell it."""
+    library = library_of(obj)
+    if library == "cupy":
+        stream: StreamLike = sys.modules["cupy"].cuda.get_current_stream(device_index)
+        return stream
     capsule = getattr(type(obj), "__dlpack_c_exchange_api__", None)
     if capsule is not None and _is_valid(capsule, b"dlpack_exchange_api"):
         table = _ExchangeApi.from_address(_get_pointer(capsule, b"dlpack_exchange_api"))
@@ -247,11 +252,8 @@ def current_stream(obj: Any, device_type: int, device_index: int) -> int | None:
             handle = ctypes.c_void_p()
             if _CurrentStream(table.current_work_stream)(device_type, device_index, ctypes.byref(handle)) == 0:
                 return handle.value or 0
-    library = library_of(obj)
     if library == "torch":
         return int(sys.modules["torch"].cuda.current_stream(device_index).cuda_stream)
-    if library == "cupy":
-        return int(sys.modules["cupy"].cuda.get_current_stream(device_index).ptr)
     return None
 
 

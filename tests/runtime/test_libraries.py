@@ -184,6 +184,40 @@ def test_launches_of_a_graph_come_between_work_of_the_libraries_that_own_its_arr
     theirs.synchronize()
 
 
+def test_a_graph_keeps_the_streams_of_a_library_that_destroys_them(
+    group: df.Group, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CuPy destroys a stream with the last reference to it. A real driver may crash when it gets the handle later."""
+    (rank,), theirs = group, [Stream(group[0].device)]
+    cuda = SimpleNamespace(get_current_stream=lambda index: theirs[0])
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+
+    class Exported:
+        def __init__(self, array: Array) -> None:
+            self.array = array
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return self.array.__dlpack_device__()
+
+        def __dlpack__(self, **options: Any) -> Any:
+            return self.array.__dlpack__(**options)
+
+    Exported.__module__ = "cupy"
+    values = rng.standard_normal((2, 256)).astype(np.float32)
+    result = rank.zeros(values.shape, "float32")
+    prepared = df.allreduce.prepare(group, Exported(rank.array(values)), Exported(result))
+    with df.Graph.capture([rank.stream]) as graph:
+        prepared.launch()
+    monkeypatch.undo()
+    gone = weakref.ref(theirs.pop())
+    del prepared
+    gc.collect()
+    assert gone() is not None
+    graph.launch(rank.stream)
+    group.synchronize()
+    assert (bits(result.numpy()) == bits(values)).all()
+
+
 @pytest.mark.emulated
 def test_a_graph_that_holds_the_launch_of_a_graph_is_ordered_with_the_same_streams(counted_calls: Any) -> None:
     with emu.Machine(devices=1) as machine, df.Group.local(1, driver=machine, max_blocks=4) as group:

@@ -86,7 +86,7 @@ class MemoryOf(IntEnum):
 # Running ------------------------------------------------------------------------------------------------------------
 LOOP_SLICE = 4096  # rounds of loops without accesses after which a thread calls rt_loop
 EVENTS = 1 << 14  # entries of the engine's ring buffer of events; a power of two
-WRITES = 64  # the most writes of one thread between two suspends whose old values a probe keeps
+WRITES = 64  # a probe keeps the old values of at most so many writes of a thread between two suspends
 BARRIERS = 16  # the number of barriers of a block
 CLUSTER_SHIFT = 18  # log2 of the distance between the shared memories of adjacent ranks of a cluster
 POLL_WORDS = 32  # the most polled words that are recorded for a thread
@@ -127,7 +127,7 @@ class Barrier(IntEnum):
     """op_kind of the status BARRIER: the operation at a barrier of the block."""
 
     SYNC = 0
-    ARRIVE = 1  # suspends the thread, too: until all lanes of its warp are there
+    ARRIVE = 1  # suspends the thread, too, until all lanes of its warp have arrived
     POPC = 2  # POPC, AND and OR are the reductions of barrier.red
     AND = 3
     OR = 4
@@ -184,7 +184,7 @@ class MatrixMethod(IntEnum):
     """The methods by which an H200 computes matrix products."""
 
     TENSOR = 0  # computed by steps of the tensor cores
-    FP8 = 1  # the same on fp16 values, with C added at the end
+    FP8 = 1  # computed by steps of the tensor cores on fp16 values, with C added at the end
     CHAIN = 2  # computed by fp32 operations of the ordinary cores
     INTEGER, SATURATED = 3, 4  # sums of 32-bit integers that wrap around, or saturate
 
@@ -220,7 +220,7 @@ class Access(IntEnum):
 SCOPE_SHIFT = 4
 ORDER_SHIFT = 6
 SPACE_SHIFT = 12
-ELEMENTS_SHIFT = 18  # two bits: log2 of the number of elements, of a strong access or of a load with UNREAD bits
+ELEMENTS_SHIFT = 18  # two bits: log2 of the number of elements of a strong access, or of a load with UNREAD bits
 UNREAD_SHIFT = 24  # for plain loads: a bit for each element whose register is never read
 
 

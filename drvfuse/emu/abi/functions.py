@@ -15,7 +15,7 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rt_copy_commit": ("i32", ("ptr",)),  # thread
     "rt_copy_wait": ("i32", ("ptr", "i32", "i32")),  # thread, groups that may stay pending, site
     "rt_mbarrier": ("i32", ("ptr", "i64", "i32", "i32", "i32", "i64", "i32", "i32")),  # see native/mbarrier.cuh
-    # thread, target, source, size, mbarrier, the ranks that receive (see native/mbarrier.cuh), Reduce, site
+    # thread, target, source, size, mbarrier, the ranks that receive (see native/bulk.cuh), Reduce, site
     "rt_bulk": ("i32", ("ptr", "i64", "i64", "i32", "i64", "i32", "i32", "i32")),
     # thread, target, low and high half of the stored value, size, mbarrier, Reduce, site
     "rt_st_async": ("i32", ("ptr", "i64", "i64", "i64", "i32", "i64", "i32", "i32")),

@@ -24,8 +24,8 @@ class BarrierCount(IntEnum):
 
 
 class Endless(IntEnum):
-    """Why a thread was stopped as endless, if not for its plain accesses: its rounds of a loop without accesses, or
-    the resumes of all threads.
+    """Which number exceeded its limit when a thread was stopped as endless, if not that of its accesses: its rounds of
+    loops without accesses, or the resumes of all threads.
     """
 
     ROUNDS, RESUMES = range(2)
@@ -77,7 +77,7 @@ DOUBTS = 16  # the most doubts about one store (native/race_report.cuh)
 KNOWN_OPS = 32  # entries of the cache Race::known_ops
 RECENT_JOINS = 1 << 8  # entries of the cache Race::recent_joins; `join` (native/clock_join.cuh) uses 8 bits of a hash
 CLASSES = 40  # the number of size classes of the race detector's arena; pieces of class k have 32 << k bytes
-MISSED_FLAGS = 8  # the flags that are remembered for each block as read without learning anything
+MISSED_FLAGS = 8  # the most records (MissedFlag) that are kept for a block; newer ones replace older ones
 
 
 class Range(IntEnum):
@@ -96,7 +96,7 @@ class Entry(IntEnum):
     ATOMIC = 1 << 2
     LOCATION = 1 << 3
     COPIED = 1 << 4  # the access of a cp.async for which its thread has waited
-    COMMON = 1 << 6  # an entry that the lists of many lines share, at their ends; it is never changed
+    COMMON = 1 << 6  # an entry at the end of the lists of many lines, which share it; it is never changed
     ASYNC = 1 << 7  # the access of an asynchronous copy
 
 

@@ -113,7 +113,6 @@ class List(Structure):
     "u32 cluster_rank, smid",  # its rank in the cluster, and the multiprocessor that %smid names
     "u64 cluster_shared_base",  # the address of the shared memory of rank 0; that of the other ranks lies behind it
     "RaceBlock* race",
-    "u32 reserved[2]",
     "u32 active",  # 1 from its start until its slot is free
     "u32 live",  # the number of threads that have not exited
     "u32 woken",  # 1 if a barrier has completed since the last round over its warps
@@ -123,12 +122,12 @@ class List(Structure):
     "Poll* polls",  # one for each thread
     "u32 slot, pad",  # the number of its slot
     f"Barrier barrier[{BARRIERS}]",
-    "u64 owner",  # a unique number of the block, which its delayed stores have
+    "u64 owner",  # a unique number of the block, by which its delayed stores name it
     "List pending",  # delayed stores that only this block sees
     "u32 epoch",  # the number of barriers that the block has completed
     "u32 bulks",  # the first pending bulk copy to its shared memory, in Copies::bulk
     "u32 stores",  # the number of pending pieces of bulk copies to global memory
-    "u32 store_turns",  # turns since a piece of these was written
+    "u32 store_turns",  # turns of the block since one of these pieces was written
     "u32 has_run",  # 1 once one of its threads has run
     # For the barrier of the cluster, in the block of rank 0: completed phases, threads that have arrived in this phase,
     # and threads that have neither arrived nor exited.
@@ -163,15 +162,12 @@ class Fault(Structure):
     "u32 nctaid[3], ntid[3], device",  # the grid, the block, the device's number
     "u32 smem_dynamic, shared_static",  # bytes of dynamic and of static shared memory
     "u32 cluster",  # the shape of a cluster, x | y << 8 | z << 16; 0: no clusters
-    "u64 clock",
     "u32 sm_count",  # multiprocessors of the device
     "u32 envreg1, envreg2",  # the upper and lower half of the address of the workspace for cooperative grid barriers
     "u32 op",  # the number of the operation
     "u32 start, primary, end",  # race detector: its clocks at the start, after griddepcontrol.wait, and at the end
-    "u32 pad0",
     "CopyQueue* copies",  # two queues for each thread of each slot; null if the kernel has no asynchronous copies
-    "Copies* copy_pool",  # the copies themselves
-    "u32 reserved[4]",
+    "Copies* copy_pool",  # the table of the asynchronous copies
     "Engine* engine",
     "void* function",  # the translated kernel
     "u8* slots",
@@ -272,7 +268,7 @@ class Teams(Structure):
     "u32 probing",  # 1 in a probe (native/probe.cuh)
     "u32 writes",  # the number of entries of `write`
     "u64 loop_limit",  # the most accesses, or rounds of loops without accesses, between two suspends of a thread
-    "u64 fuel, rounds",  # for the running thread: accesses left until `refuel`; rounds of such loops so far
+    "u64 fuel, rounds",  # of the running thread: accesses left until `refuel`; rounds of loops without accesses
     "u64 work",  # the cost of this call so far, in accesses
     "u64 fuel_given",  # the accesses that the running thread was given since its resume, `fuel` included
     # The state of a pass and of a probe that the last call may have left unfinished. pass_at: the next launch.
@@ -315,7 +311,7 @@ class Engine(Structure):
 @layout(
     "u32 first, last",  # the copies of the queue, by their indices in Copies::pool; 0 for none
     "u32 commits, issued",  # numbers of committed groups, and of copies that were issued
-    "u32 unread",  # the first piece of a bulk copy for whose read no wait has waited
+    "u32 unread",  # the first piece of a bulk copy whose read no wait_group has awaited
 )
 class CopyQueue(Structure):
     """A queue of a thread's asynchronous copies, oldest first. Each thread has two (`queue_of` in native/copy.cuh). The

@@ -84,7 +84,7 @@ def is_structure(kind: Any) -> bool:
 
 
 def enum_of(kind: Any, value: Any) -> Any:
-    """The member of an enum with a number. Fails with an invalid value if there is none."""
+    """The member of an enum with a number. Fails with cudaErrorInvalidValue if there is none."""
     try:
         return kind(int(value))
     except ValueError:

@@ -60,6 +60,8 @@ def cudaGraphExecMemcpyNodeSetParams1D(
 
 @function()
 def cudaGraphKernelNodeCopyAttributes(state: State, *args: Any, **kwargs: Any) -> None:
-    """Copies attributes. The bindings of CUDA 12 take the source first, those of 13 the destination, as the driver."""
+    """Copies attributes. The bindings of CUDA 12 take the source first, those of CUDA 13 the destination, as the driver
+    does.
+    """
     nodes = inspect.signature(RT.cudaGraphKernelNodeCopyAttributes).bind(*args, **kwargs).arguments
     state.cu.cuGraphKernelNodeCopyAttributes(nodes["hDst"], nodes["hSrc"])

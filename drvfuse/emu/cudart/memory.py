@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocation, for which the runtime differs from the driver: allocating or freeing nothing is no error."""
+"""Allocation. Unlike in the driver, it is no error to allocate or to free nothing."""
 
 from __future__ import annotations
 

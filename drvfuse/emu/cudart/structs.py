@@ -80,7 +80,7 @@ def _copy_3d_peer(state: State, p: Any) -> Any:
 
 
 def _volume_of(copy: Any) -> Any:
-    """A cudaMemcpy3DParms of a CUDA_MEMCPY3D."""
+    """The cudaMemcpy3DParms with the contents of a CUDA_MEMCPY3D."""
     p = RT.cudaMemcpy3DParms()
     for side in ("src", "dst"):
         memory = getattr(copy, f"{side}MemoryType")

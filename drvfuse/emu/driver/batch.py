@@ -35,7 +35,7 @@ def batch_stream(proc: Process, hStream: Any) -> Stream:
 
 
 def _queue(proc: Process, stream: Stream, commands: Sequence[Copy | Copy3D], waits: Sequence[bool]) -> None:
-    """Queue copies, and wait for each copy whose element of `waits` is true, which uses pageable memory."""
+    """Queue copies. Wait for those whose element of `waits` is true: they use pageable memory."""
     ops = proc.machine.progress.enqueue_together(stream, commands)
     pending = [op for op, wait in zip(ops, waits, strict=True) if wait]
     if pending:

@@ -24,8 +24,8 @@ _END = 1 << 56  # the end of a program's address space
 
 def check_range(proc: Process, verb: str, address: int, nbytes: int, device: bool, context: Context) -> None:
     """Check the source or the destination of a copy by `context`. Memory of the machine must be live, and the device of
-    the context must have access to it; host memory must be mapped. An address above all addresses of a program can only
-    be one that a client had registered.
+    the context must have access to it; host memory must be mapped. Only memory that a client had registered has
+    addresses above those of any program.
 
     The device of the stream does not matter: a copy on another device's stream needs access from the current context.
     """
@@ -43,8 +43,8 @@ def pageable(proc: Process, address: int) -> bool:
 
 
 def _capturable(proc: Process, stream: Stream, *addresses: int) -> None:
-    """Raise Failure, and invalidate the capture, if a copy of rows is captured whose memory is foreign: its contents
-    are available during the call only.
+    """Raise Failure, and invalidate the capture, if a captured copy of rows uses foreign memory, whose contents are
+    available during the call only.
     """
     if stream.capture is not None and proc.foreign and any(pageable(proc, address) for address in addresses):
         stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
@@ -230,7 +230,7 @@ def _rows_async(proc: Process, p: Any, hStream: Any) -> None:
 
 
 def read_now(command: Copy3D) -> Copy3D:
-    """The same copy, with the present contents of its source in place of the source."""
+    """The same copy, but from a snapshot of the bytes that its source holds now."""
     source = command.source
     nbytes = source.span(command.width, command.height, command.depth)
     held = ctypes.create_string_buffer(ctypes.string_at(source.address, nbytes), nbytes)

@@ -66,7 +66,7 @@ def _attributes(proc: Process, index: int) -> dict[str, int]:
         "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": proc.machine.limits.shared_block,
         "PCI_BUS_ID": index + 1,
         "CLUSTER_LAUNCH": int(proc.machine.capability >= (9, 0)),
-        # as on an H200 without an IMEX channel, where allocations with such handles fail nevertheless
+        # An H200 without an IMEX channel reports 1 too, although allocations with fabric handles fail there.
         "HANDLE_TYPE_FABRIC_SUPPORTED": int(proc.machine.capability >= (9, 0)),
         "MULTICAST_SUPPORTED": int(multicast.supported(proc.machine, proc.machine.devices[index])),
     }

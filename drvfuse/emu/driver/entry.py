@@ -106,7 +106,7 @@ def invoke(process: Process, e: Entry, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def perform(process: Process, e: Entry, values: Sequence[Any] | Invalid) -> tuple[Any, ...]:
-    """`invoke`, with arguments that were read already, or with the reason why they are invalid."""
+    """Do what `invoke` does, with arguments that were read already, or with the reason why they are invalid."""
     machine = process.machine
     process.refusal = None
     if process.closed and not e.without_machine:

@@ -39,7 +39,7 @@ def _instantiate(proc: Process, graph: Graph, flags: int) -> GraphExec:
     if graph.moved:
         raise _refused("the graph was moved into a child graph node, and is executed by that alone")
     if graph.root.executable is not None:
-        raise _refused("a graph with allocation or free nodes has one executable at a time, and this one has one")
+        raise _refused("a graph with allocation or free nodes has one executable at a time, and this graph has one")
     return proc.add(GraphExec(proc, graph, flags & ~UPLOAD))
 
 
@@ -205,7 +205,7 @@ def _put(executable: GraphExec, step: Step, command: Command) -> None:
     if why is not None:
         raise _refused(why[1])
     if isinstance(was, Copy | Copy3D) and not (_one_row(was) and _one_row(command)):
-        raise _refused("a memcpy node of an executable can be changed from one row to one row only")
+        raise _refused("a memcpy node can be changed only if the old and the new copy have one row each")
     step.command = command
 
 

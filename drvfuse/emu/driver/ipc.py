@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory and events that processes pass to one another by handles of bytes (`machine/shared.py`).
+"""Memory and events that processes share by IPC handles, which are strings of bytes (`machine/shared.py`).
 
 As with CUDA, a process cannot open its own memory or events. When the owner frees the memory, it is gone for the
 processes that have opened it too, and a later access by them is a finding.

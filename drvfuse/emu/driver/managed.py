@@ -42,8 +42,8 @@ def cuMemAllocManaged(proc: Process, bytesize: int, flags: int) -> Any:
 
 
 def managed_range(proc: Process, start: int, count: int) -> list[tuple[Advice, int, int]]:
-    """For each allocation in a range: its advice, and the first and last byte of the range in it. Raises Failure unless
-    all of the range is managed memory.
+    """For each allocation that a range overlaps: its advice, and the first and the last byte of the overlap. Raises
+    Failure unless all of the range is managed memory.
     """
     check(count > 0)
     found = proc.memory.within(start, count)

@@ -100,7 +100,7 @@ def cuOccupancyMaxPotentialClusterSize(proc: Process, func: Any, config: Any) ->
 
 @entry(1)
 def cuOccupancyMaxActiveClusters(proc: Process, func: Any, config: Any) -> int:
-    """Returns the number of clusters of the launch that fit on an otherwise empty device, which may be 0."""
+    """Returns how many clusters of the launch fit on an otherwise empty device. That may be 0."""
     function = function_of(proc, func)
     asked, threads, smem = _config(config)
     grid = config.gridDimX, config.gridDimY, config.gridDimZ

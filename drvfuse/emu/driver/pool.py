@@ -167,7 +167,7 @@ def cuMemFreeAsync(proc: Process, dptr: Any, hStream: Any) -> None:
     stream = proc.stream(hStream)
     allocation = proc.memory.at(dptr)
     if allocation is None or (allocation.pool is None and allocation.graph is None) or allocation.freed:
-        raise proc.memory.stray("cuMemFreeAsync needs the address of a pool's allocation, once", dptr)
+        raise proc.memory.stray("cuMemFreeAsync needs the address of a pool's allocation that was not freed yet", dptr)
     graph = allocation.graph
     if stream.capture is not None:
         if graph is None or not graph.freeable_in(stream.capture.graph):

@@ -103,7 +103,9 @@ def thread_of(launch: structs.Launch, block: structs.Block, linear: int) -> stru
 
 
 def _waiting(launch: structs.Launch, block: structs.Block) -> Iterator[tuple[str, str, structs.Thread]]:
-    """The waiting threads of a block, each with the name of the mask that has its lane, and its text in _WAITS."""
+    """The waiting threads of a block: (the name of the mask of `Warp` with the lane, the mask's text in _WAITS, the
+    thread).
+    """
     for w in range(launch.warps):
         warp = structs.Warp.from_buffer_copy(structs.Warp.from_address(block.warps + w * sizeof(structs.Warp)))
         for field, text in _WAITS:

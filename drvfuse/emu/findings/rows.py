@@ -69,15 +69,15 @@ def _grouped(events: Iterable[Event]) -> list[list[Event]]:
 
 
 def _alike(e: Event) -> tuple[Any, ...]:
-    """What successive events of a row have in common. Of griddepcontrol.wait the time does not count, since the threads
-    of a block pass it one after another.
+    """What successive events must have in common to share a row. Events of griddepcontrol.wait may differ in time,
+    since the threads of a block pass it one after another.
     """
     clock = 0 if e.kind == "gdc_wait" else e.clock
     return e.device, e.block, e.kind, e.file, e.line, e.opcode, clock
 
 
 def _folded(groups: Sequence[list[Event]]) -> list[list[Event] | Repetition]:
-    """The rows, with an Repetition in place of the repetitions of a row, or of a sequence of up to PERIOD rows."""
+    """The rows, with a Repetition in place of the repetitions of a row, or of a sequence of up to PERIOD rows."""
     keys = [_key(members) for members in groups]
     folded: list[list[Event] | Repetition] = []
     at = 0

@@ -24,8 +24,8 @@ _ids = itertools.count(1)
 
 @dataclass(eq=False)
 class Capture:
-    """The capture of streams into one graph, which is new or, if `given`, one that exists already and to which nodes
-    are added after those of `after`. The capture began on the stream `origin` and has to end there.
+    """The capture of streams into one graph: a new graph, or the graph `given`. In `given`, the first captured nodes
+    wait for the nodes of `after`. The capture began on the stream `origin` and has to end there.
     """
 
     process: Process

@@ -46,7 +46,7 @@ class Descriptors:
         return None if found is None else found[1]
 
     def sweep(self) -> None:
-        """Drop the objects of descriptors of which no copy is open any more."""
+        """Drop each object whose descriptor, with all its copies, is closed in all processes."""
         if not self._exports:
             return
         poll, ends = select.poll(), {reading: identity for identity, (reading, _) in self._exports.items()}

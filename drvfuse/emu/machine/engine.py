@@ -181,8 +181,8 @@ class Engine:
         *arguments: int,
         then: tuple[int, ...] | None = None,
     ) -> int:
-        """Call a native function on launches until it does not return MORE. From the second call on, its arguments are
-        `then`, if given.
+        """Call a native function on launches until it does not return MORE. `then`, if given, has its arguments from
+        the second call on.
         """
         array = (ctypes.c_void_p * len(launches))(*(launch.address for launch in launches))
         state, found, again = ctypes.addressof(self._state), int(RunEnd.MORE), False

@@ -51,7 +51,7 @@ class Injected:
         return cls(function, R(code), device, after, times)
 
     def hits(self, devices: set[int]) -> bool:
-        """Count a call, which concerns these devices, of the function. True if the call is to fail."""
+        """Count a call of the function that concerns these devices. True if the call is to fail."""
         if self.left == 0 or (self.device is not None and self.device not in devices):
             return False
         if self.after:

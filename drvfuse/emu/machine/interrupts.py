@@ -45,9 +45,9 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 class held:
-    """Context manager in which SIGINT is held back until the end of the block. Blocks nest; the outermost one counts.
+    """Context manager that holds SIGINT back until the end of the block. Of nested blocks, the outermost one counts.
 
-    A `watcher` is called when SIGINT comes; with one, only the first SIGINT is held back.
+    If there is a `watcher`, it is called when SIGINT comes, and only the first SIGINT is held back.
     """
 
     __slots__ = ("_mine", "_watcher")
@@ -67,7 +67,7 @@ class held:
         self._mine = handler
         _watcher = self._watcher
         _c.signal(signal.SIGINT, _note)
-        _handler = handler  # set only while the handler is exchanged, as an interrupt may end this method in between
+        _handler = handler  # set only while _note is the handler: an interrupt may end this method before
 
     def __exit__(self, *exc: object) -> None:
         global _handler, _pending, _watcher

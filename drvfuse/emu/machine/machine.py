@@ -152,7 +152,7 @@ class Machine:
         options = {"devices": devices, "arch": arch, "seed": seed, "race": race, "sm_count": sm_count}
         options |= {"memory_bytes": memory_bytes, "delay_stores": delay_stores, "check_initialised": check_initialised}
         if record is not None and replay is not None:
-            raise ArgumentError("replay", repr(replay), "None, as a record is written")
+            raise ArgumentError("replay", repr(replay), "None if `record` is given")
         if replay is not None:
             self.lock.order = Replayer(replay, options, self.lock.stand_aside)
         elif record is not None:

@@ -76,13 +76,13 @@ def await_team(proc: Process, handle: Handle, item: Multicast, call: str) -> Non
             ):
                 there = ", ".join(str(device.index) for device in item.devices) or "none"
                 text = f"{call} waits until the team of {item.size} devices is complete (added: {there})"
-                raise Failure(R.CUDA_ERROR_TIMEOUT, Report("deadlock", f"{text}, which nobody does"))
+                raise Failure(R.CUDA_ERROR_TIMEOUT, Report("deadlock", f"{text}, and no thread adds a device"))
             with proc.threads.waiting():
                 proc.machine.lock.wait(MOMENT_S)
             if proc.closed:
                 raise Failure(R.CUDA_ERROR_DEINITIALIZED)
             if not handle.references:
-                raise refused(f"{call}: the multicast object was released while its team was waited for")
+                raise refused(f"{call}: the multicast object was released while the call waited for its team")
 
 
 def bind(proc: Process, item: Multicast, offset: int, source: Memory | Allocation, at: int, nbytes: int) -> None:

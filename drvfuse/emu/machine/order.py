@@ -151,7 +151,7 @@ class Replayer:
             self._line = None
             return value
         if self._line.kind != kind:
-            raise self._fail(f"a choice comes: {kind} {value}")
+            raise self._fail(f"this run makes the choice: {kind} {value}")
         chosen = int(self._line.words[0])
         self._next()
         return chosen

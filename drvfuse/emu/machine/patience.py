@@ -35,7 +35,7 @@ class Patience:
 
     def __init__(self, process: Process) -> None:
         self._process, self._machine = process, process.machine
-        self._queued, self._since = -1, 0.0  # the number of queued operations when nothing could move, and that time
+        self._queued, self._since = -1, 0.0  # when nothing could move: the number of queued operations, and the time
 
     def wait(self) -> bool:
         """Wait for a moment in which other threads may make calls. False if there is no thread to wait for."""

@@ -239,7 +239,7 @@ class Process:
         return self.add(Handle(item))
 
     def orphan(self, item: Object, device: Device) -> None:
-        """Remove an object because its context is destroyed. A later use of its handle names this as the reason."""
+        """Remove an object because its context is destroyed. The report of a later use of its handle says so."""
         self.remove(item)
         self.orphans[item.handle] = device.index
         while len(self.orphans) > ORPHANS_KEPT:

@@ -87,8 +87,8 @@ class Progress:
         return ops
 
     def _behind(self, ops: Iterable[Op]) -> list[Op]:
-        """The operations of `ops` for which a later operation has to wait. With the race detector, they include
-        operations that have ended.
+        """Those of `ops` for which a later operation has to wait. With the race detector, these include operations that
+        have ended.
         """
         live: list[Op] = []
         done: list[Op] = []

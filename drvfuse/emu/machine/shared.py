@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory and events that processes of a machine share by handles of bytes, which they pass to one another themselves.
+"""Memory and events that processes of a machine share by IPC handles: strings of bytes, which the processes pass to one
+another by any means.
 
 Memory has the same address in a process that opens it. The address then belongs to its owner and to all processes that
 have opened it, each with the access of its own devices. When the owner frees the memory, it is gone for all of them.

@@ -64,7 +64,7 @@ class Waits:
             moved = self._step()
             count = self._idle_queries[1] + 1 if self._idle_queries[0] == submitted and not moved else 0
             if count == IDLE_QUERIES:
-                # The next query then advances time again.
+                # If this advances time, the next query advances time again.
                 count -= self._let_time_go(waited[0].command.context.process)
             self._idle_queries = (submitted, count)
         if not all(op.done for op in waited):
@@ -86,7 +86,7 @@ class Waits:
         if self._progress.running:
             with interrupts.taken():
                 moved = self._wall_time.go()
-            # Until that time, virtual time advances instead of steps.
+            # Until then, calls that wait try a step only if something has changed (`_try_step`).
             self._rest_until = 0.0 if moved else time.monotonic() + 1
 
     def _learn(self, ops: Iterable[Op]) -> None:

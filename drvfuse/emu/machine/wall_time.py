@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from .lock import MachineLock
 
-_SHORT, _LONG = 20_000, 200_000  # the resumes of a call of `pass_time`, which take a few milliseconds or some tens
+_SHORT, _LONG = 20_000, 200_000  # resumes of a call of `pass_time`: a few milliseconds, or tens of milliseconds
 _MOST_NS = 500_000_000
 _PRESSED_S = 0.5
 _SHARE = 4

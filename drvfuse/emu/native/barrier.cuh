@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Barriers of a block (bar, barrier). Each warp arrives as a whole: when all of its
-// lanes that have not exited are there.
+// SPDX-License-Identifier: Apache-2.0
+// Barriers of a block (bar, barrier). A warp arrives as a whole, once all of its lanes that have not exited have
+// reached the barrier.
 #pragma once
 
 #include "poll.cuh"

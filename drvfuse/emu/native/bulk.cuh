@@ -107,7 +107,8 @@ FAR void end_bulk(Launch* l, Bulk* c) {
     if (e->race) race_bulk_end(t, c->mbarrier, c->known);
 }
 
-// Called at the end of a block's turn, in which no thread ran if `idle`. Returns the number of copies that were made.
+// Called at the end of a block's turn: makes the copies that are due, and returns their number. `idle`: no thread of
+// the block ran in the turn.
 FAR u32 run_bulks(Launch* l, Block* b, u32 idle) {
     Engine* e = l->engine;
     Bulk* pool = l->copy_pool->bulk;
@@ -144,8 +145,8 @@ FAR u32 uneven(Thread* t, u64 target, u64 source, u32 size, u32 site) {
     return kind != F_NONE;
 }
 
-// The block that a bulk copy or an st.async writes, whose mbarrier must lie in the same block. Null after recording a
-// fault.
+// The block to whose shared memory a bulk copy or an st.async writes. The mbarrier must lie in the same block. Null
+// after recording a fault.
 FAR Block* written_block(Thread* t, u64 target, u32 size, u64 mbarrier, u32 site) {
     Launch* l = t->launch;
     Block* b = shared_of(t, target, size);

@@ -77,8 +77,8 @@ API u64 rt_malloc(Thread* t, u64 size) {
     return call.address;
 }
 
-// free. To the race detector, it is a write of all bytes of the memory. It has A_LATER, so that it does not count as a
-// plain store, which may store the same value as another one without an order.
+// free. To the race detector, it is a write of all bytes of the memory. With A_LATER, the write is no plain store, so
+// it races even with a store of the same value.
 API u32 rt_free(Thread* t, u64 addr, u32 site) {
     Launch* l = t->launch;
     Heap call = {t, addr, 0, HEAP_SIZE, 0};

@@ -9,9 +9,10 @@
 // holds the view of a block only while that block runs. Between turns of launches, and whenever the host may read
 // memory, memory holds no pending store at all.
 //
-// Example. Block A stores data and then flag, both relaxed. Both stores are pending in A. The seed passes flag on
-// first: block B of the same device finds flag set and data unset, as the memory model allows. With a fence.acq_rel.gpu
-// between the two stores, data is passed on to the device at the fence, so B can never find flag set without data.
+// Example (tests/emu/machine/test_delayed_stores.py). Block A stores data and then flag, both relaxed. Both stores are
+// pending in A. The seed passes flag on first: block B of the same device finds flag set and data unset, as the memory
+// model allows. With a fence.acq_rel.gpu between the two stores, data is passed on to the device at the fence, so B can
+// never find flag set without data.
 //
 // Why each result is one that the PTX memory model allows. When a store is passed on, it is performed for the device,
 // or for everybody. The model requires a store to be performed before another event only in these cases:

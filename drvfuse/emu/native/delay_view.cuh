@@ -23,7 +23,7 @@ struct PendingStore {
     Launch* launch;
     Block* block;
     u64 owner;            // Block::owner of the block, whose slot another block may use later
-    u64 order;            // counts stores and passings on, so it is larger for newer ones
+    u64 order;            // the number of stores made and passed on until this one was: larger for newer stores
     u64 due_pass;         // the pass after which it is passed on at the latest
     u32 size;             // bytes
     u32 thread, warp;     // who stored: the number of the thread in its block, and its warp

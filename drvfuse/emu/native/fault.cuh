@@ -1,5 +1,6 @@
-// SPDX-License-Identifier: Apache-2.0 Faults, which stop a launch, and notices, which do not. Python makes reports of
-// both (findings/faults.py, notices.py).
+// SPDX-License-Identifier: Apache-2.0
+// Faults, which stop a launch, and notices, which do not. Python makes reports of both (findings/faults.py,
+// notices.py).
 #pragma once
 
 #include "common.cuh"

@@ -31,8 +31,8 @@ FN u64 changed_barrier(u64 word, u32 count, s32 bytes, u32* error) {
     return rest | pending | ((u64)(u32)left & MBARRIER_BYTES_MASK) << MBARRIER_BYTES_SHIFT;
 }
 
-// The word of an mbarrier that expects `count` arrivals less in all later phases. The arrivals of the present phase are
-// subtracted by changed_barrier.
+// The word of an mbarrier that expects `count` fewer arrivals in all later phases. The arrivals of the present phase
+// are subtracted by changed_barrier.
 FN u64 dropped(u64 word, u32 count, u32* error) {
     u64 expected = word >> MBARRIER_EXPECTED_SHIFT & MBARRIER_COUNT_MASK;
     if (count > expected) *error = E_ARRIVALS;

@@ -24,8 +24,8 @@
 // synchronisation variable, and publishing and learning are release and acquire. In addition to its clock, a thread has
 // for each scope a clock of its last fence and a clock of its relaxed reads, as detectors for C++ fences have.
 //
-// Example of an ordered pair. Thread A stores data, then flag with st.release.gpu. Thread B of another block loads flag
-// with ld.acquire.gpu, then loads data.
+// Example of an ordered pair (the litmus test signal-release-gpu). Thread A stores data, then flag with st.release.gpu.
+// Thread B of another block loads flag with ld.acquire.gpu, then loads data.
 //
 //     A  st data            entry of data: write by A at time 1
 //     A  st.release flag    A publishes at the location of flag, for scope GPU, the clock { A before time 2 };
@@ -33,7 +33,7 @@
 //     B  ld.acquire flag    B learns that clock
 //     B  ld data            B's clock includes "A before 2", and the entry has time 1: ordered
 //
-// Example of a race. The same program with ld.relaxed in place of ld.acquire:
+// Example of a race (the litmus test wait-relaxed-gpu). The same program with ld.relaxed in place of ld.acquire:
 //
 //     B  ld.relaxed flag    the published clock goes into B's fence_acquire[GPU], and not into B's clock
 //     B  ld data            B's clock does not include A's access at time 1: a race. The report says that the flag was
@@ -122,7 +122,7 @@ struct Access {
     u32 agent;                 // Entry::block for the access: `block`, with AGENT_PENDING or AGENT_BULK for a copy
     u32 copy_number;           // with AGENT_BULK: the number of the bulk copy in its block
     u32 repeats_poll;          // 1 for a poll that reads the same value as the last poll of the thread
-    u32 is_plain;              // 1 for a weak access of a thread that is no operation on an mbarrier
+    u32 is_plain;              // 1 for a thread's weak access that is no operation on an mbarrier
     Ref clock;                 // what is known at the access; its owner is the thread, the operation or the block
     Ref shared_entry;          // for a copy or fill: its entry for lines that it accesses as a whole, else 0
     u64 addr;                  // the first byte, for reports

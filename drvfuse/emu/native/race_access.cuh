@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The accesses and fences of threads: from the arguments of a call to an Access, and the effects on the thread's state.
+// The accesses and fences of threads: how they are checked, and what they change in the state of their thread.
 #pragma once
 
 #include "race_check.cuh"

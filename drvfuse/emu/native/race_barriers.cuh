@@ -16,7 +16,7 @@
 // What a barrier collects from its lanes. It owns its references.
 struct Meeting {
     Ref known;                               // the join of their clocks
-    Ref fence_release[4], fence_acquire[4];  // the joins of those of its lanes, by scope, if joins_fences
+    Ref fence_release[4], fence_acquire[4];  // if joins_fences: the joins of these clocks of its lanes, by scope
     u32 joins_fences;
 };
 

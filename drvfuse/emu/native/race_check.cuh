@@ -74,9 +74,9 @@ FN u32 superseded(Access* access, Location* v, Entry* e, u32* other_block_kept) 
 }
 
 // Compares the current access with a conflicting entry, and reports a race or a doubt. `overlap` are the bytes of both,
-// `lanes` the entry's lanes that touched them, and `others` these lanes without the current one. `chain` is the location
-// whose chain the access continues, or null. Returns 1 if the entry can be dropped, since its access is ordered,
-// superseded or reported. *may_merge is cleared if the two must not share an entry.
+// `lanes` the entry's lanes that touched them, and `others` these lanes without the current one. `chain` is the
+// location whose chain the access continues, or null. Returns 1 if the entry can be dropped, since its access is
+// ordered, superseded or reported. *may_merge is cleared if the two must not share an entry.
 FN u32 check_conflict(Access* access, Ref* cell, Entry* e, u32 overlap, u32 lanes, u32 others, u64 line,
                       Location* chain, u32* other_block_kept, u32* may_merge) {
     u64 addr = line + FFS(overlap) - 1;
@@ -192,7 +192,7 @@ FAR void check_line(Access* access, u64 addr, u32 mask) {
         }
     }
 
-    Ref *link = cell, *after_writes = cell;  // after_writes: the link behind the last write, where reads are inserted
+    Ref *link = cell, *after_writes = cell;  // after_writes: the link after the last write, where reads are inserted
     u32 merged = 0, location_bytes = 0, oldest_serial = r->write_serial + 1, other_block_kept = 0, read_count = 0;
     // A read usually compares itself with CHECKED_READS other reads. It compares itself with all of them in three
     // cases, so that the list does not grow without bound: if it replaces a read of another operation, as when a kernel

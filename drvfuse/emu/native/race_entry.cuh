@@ -22,7 +22,7 @@
 
 #include "clock_join.cuh"
 
-// One access, or the accesses of several lanes. It lives in a chunk of its part of the window (race_quick.cuh) from the
+// One access, or the accesses of several lanes. It lives in a chunk of its part of the window (race_list.cuh) from the
 // access until a later access, a free or a new block replaces it.
 struct Entry {
     u32 op;                // the operation that made the access
@@ -82,7 +82,7 @@ const u32 ENTRY_SCOPE_SHIFT = 4;
 
 // Bit of Entry::block for a cp.async between its issue and its thread's wait for it. No clock has an item for such a
 // block, so the access is ordered with no other access, not even with those of its own thread. The wait removes the bit
-// and sets the flag N_COPIED. Neither entry is shared by lanes.
+// and sets the flag N_COPIED. Lanes share neither the pending entry nor the one after the wait.
 const u32 AGENT_PENDING = 1 << 25;
 
 // Bits of Entry::block for a bulk copy. It counts as a thread of its own, which others know through its mbarrier. The
@@ -134,7 +134,7 @@ FN Ref* list_at(Race* r, u64 addr, u32* mask) {
     return &line->list;
 }
 
-// The head of the list of chunks for the part of the window that has an address.
+// The head of the list of chunks for the part of the window in which an address lies.
 FN Ref* pool_at(Race* r, u64 addr) { return &r->pools[(addr - r->window_base) >> POOL_SHIFT]; }
 
 // The bytes from `addr` to `end` that lie in the line of `addr`, as a mask.

@@ -6,9 +6,9 @@
 // writes alone and no other access of their threads. Only writes that still have an entry matter, since accesses are
 // checked against entries.
 //
-// Example. Thread A stores x with st.relaxed.gpu. Thread B of another block polls x with ld.relaxed.gpu until it finds
-// the value, then stores x by a plain st. Nothing was published, so B's clock does not include A's store. But B has
-// observed it, so B's store is ordered after it and no race is reported.
+// Example (the litmus test observed-st-gpu). Thread A stores x with st.relaxed.gpu. Thread B of another block polls x
+// with ld.relaxed.gpu until it finds the value, then stores x by a plain st. Nothing was published, so B's clock does
+// not include A's store. But B has observed it, so B's store is ordered after it and no race is reported.
 //
 // Serials. Strong writes are numbered (Race::write_serial). The chain of a location is a range of serials, from
 // chain_begin to the serial of the last write. Other locations' writes lie in between; they do no harm, since a serial
@@ -92,7 +92,7 @@ FAR u32 observed(Access* access, Ref* cell, Entry* e) {
 
 // Compaction ----------------------------------------------------------------------------------------------------------
 
-const u32 OBSERVATION_SLACK = 16;  // a location is compacted when it has twice the observations left last time, and this many more
+const u32 OBSERVATION_SLACK = 16;  // a location is compacted at twice the observations left last time, plus this many
 const u32 COMPACTED_WRITES = 8;    // if more writes still have an entry, observations are not merged
 const u32 COMPACTED_GROUPS = 64;   // entries of the table in which equal observations are found; a power of two
 

@@ -107,8 +107,8 @@ FAR Ref select_items(Race* r, Ref known, u32 op, u32 tagged) {
 }
 
 // What a clock knows of the reads of launch `op`, as a new reference. An st.async and a relaxed flag publish it.
-FAR Ref reads_of(Race* r, Ref knuntagged, u32 op) {
-    Ref untagged = select_items(r, knuntagged, op, 0), tagged = select_items(r, knuntagged, op, 1);
+FAR Ref reads_of(Race* r, Ref known, u32 op) {
+    Ref untagged = select_items(r, known, op, 0), tagged = select_items(r, known, op, 1);
     Ref reads = merge(r, (Clock*)arena_at(r, untagged), (Clock*)arena_at(r, tagged));
     release(r, untagged);
     release(r, tagged);

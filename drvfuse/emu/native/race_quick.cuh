@@ -56,8 +56,8 @@ FN u32 merge_access(QuickAccess* access, Entry* e, u32 kind, u32 variant) {
 //
 //     - Strong writes are replaced, since the observations of them are dropped with their location.
 //     - A read by the writing thread itself is replaced if both were made at the same time (VARIANT_AFTER_READ):
-//     whoever
-//       knows one of them knows the other. A store that is not ordered after the write is reported as a race with it.
+//       whoever knows one of them knows the other. A store that is not ordered after the write is reported as a race
+//       with it.
 FN u32 irreplaceable(Race* r, Entry* e, u32 op, u32 block, u32 barrier_time) {
     if (r->strict || !(~e->kind & N_WRITE || e->kind & N_ASYNC || e->variant == VARIANT_AFTER_READ)) return 0;
     return e->op == op && e->block == block && e->time >= barrier_time;

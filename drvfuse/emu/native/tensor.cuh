@@ -56,14 +56,14 @@ FN Number number_of(u32 bits, u32 kind) {
 const u32 GUARD = 25;
 const s32 LEAST_TOP = -133;  // lower bound of the greatest exponent: bits below 2^-158 are truncated
 
-// The elements of A by rows, or of B by columns, taken apart.
+// The elements of A by rows, or of B by columns, as significands and exponents.
 struct Side {
     s32 significand[MOST], exponent[MOST];  // as in Number, with FACTOR fraction bits
     u8 class_[MOST];
     u8 any[64];  // for each row or column: the classes of its elements, or-ed
 };
 
-// Takes `count` rows or columns of k elements apart.
+// Splits the elements of `count` rows or columns, of k elements each, into significands and exponents.
 FN void take_apart(const u32* bits, u32 count, u32 k, u32 kind, Side* side) {
     LOOP for (u32 i = 0; i < count; i++) {
         u32 any = 0;

@@ -83,7 +83,7 @@ FN u32 count_strain(Launch* l, Thread* t, u32 watched) {
     return 1;
 }
 
-// A lane waits at a warp operation.
+// Called when a lane has suspended at a warp operation.
 FN void wait_for_warp(Warp* warp, Thread* t, u32 bit) {
     if (t->op_kind == ACTIVEMASK) {
         warp->at_activemask |= bit;
@@ -99,7 +99,7 @@ FN void wait_for_warp(Warp* warp, Thread* t, u32 bit) {
     warp->warpop |= bit;
 }
 
-// A lane waits for the other lanes of its warp at a barrier.
+// Called when a lane has suspended at a barrier. Its warp arrives there when all of its lanes have suspended at it.
 FN void gather(Launch* l, Block* b, Warp* warp, u32 bit) {
     warp->gathered |= bit;
     if (warp->gathered == warp->live) arrive(l, b, warp);

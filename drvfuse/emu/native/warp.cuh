@@ -7,7 +7,7 @@
 
 #include "barrier.cuh"
 
-// A shuffle of one lane.
+// Computes the result of a shuffle for one lane.
 FN void shuffle(Launch* l, Block* b, u32 w, u32 mask, u32 lane, Thread* t) {
     u32 delta = t->op_b & 31, clamp = t->op_c & 31, segment = t->op_c >> 8 & 31;
     u32 last = (lane & segment) | (clamp & ~segment);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python processes that a program starts. They are switched as the program is, and return their findings.
+"""The Python processes that a program starts. Like the program, they are switched, and they return their findings.
 
 They inherit the environment, in which PYTHONPATH has a folder with a `sitecustomize` for them. Such a process has a
 default machine of its own, by the settings in the environment; when it exits, it writes its findings to the folder

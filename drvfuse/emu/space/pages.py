@@ -182,7 +182,7 @@ def reserve(asked: int, cells: bool, last: bool = False) -> tuple[int, int]:
             gc.collect()
             collected = True
     if taken:
-        raise WindowError(f"no room for a window of {asked >> 30} GiB beside those that are open: close some machines")
+        raise WindowError(f"no room for a window of {asked >> 30} GiB in addition to the open ones: close machines")
     raise WindowError(f"no address space for the emulated driver: {refusal}")
 
 

@@ -46,7 +46,7 @@ class Emitter(Operands):
             return
         plain = flags & ~(0xF << abi.SPACE_SHIFT)
         if self.unit.has_clusters and flags >> abi.SPACE_SHIFT & 0xF == abi.Space.SHARED:
-            plain = flags  # with the space, as the runtime must refuse accesses to another block's shared memory
+            plain = flags  # not 0 or WRITE: so rt_access is called, which refuses shared memory of another block
         if size in (4, 8, 16) and plain in (0, abi.Access.WRITE):
             name = f"rt_{'write' if plain else 'read'}{size}"
             bad = self.runtime(name, "%t", address, str(self.site(ins)))
@@ -92,9 +92,7 @@ class Emitter(Operands):
         self.start(self.label())
 
     def suspend(self, ins: Instruction, status: abi.Status, kind: int | None = None) -> int:
-        """Emit the end of the part before a suspend, which stores the kind of operation and the site. Returns
-        `status`.
-        """
+        """Emit the end of the part before a suspend: stores of `kind` and the site. Returns `status`."""
         if kind is not None:
             self.put("op_kind", f"i32 {int(kind)}")
         self.put("site", f"i32 {self.site(ins)}")

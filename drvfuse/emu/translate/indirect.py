@@ -18,7 +18,7 @@ from ...ptx.ir import Function, Instruction, Module, Prototype, Reg, Sym, Tuple,
 
 BASE = 0x7F00_0000_0000_0000
 STEP = 16
-NO_FUNCTION = "@no_function"  # the translator's own opcode for a call of any other address
+NO_FUNCTION = "@no_function"  # the translator's own opcode for a call of an address that is no function's
 
 
 def addresses(module: Module, text: str) -> dict[str, int]:

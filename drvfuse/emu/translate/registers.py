@@ -114,7 +114,7 @@ class Registers:
 
     def _canonical(self, value: _Value) -> str:
         if value.raw_nan:
-            # The select is on integers, as LLVM drops one between NaNs.
+            # The select is on integers, as LLVM removes a select between two NaNs.
             nan = self.op(f"fcmp uno float {value.real}, 0.0")
             bits_ = self.op(f"bitcast float {value.real} to i32")
             value.integer = self.op(f"select i1 {nan}, i32 2147483647, i32 {bits_}")
@@ -235,7 +235,7 @@ class Registers:
         self.values[dst.index] = _Value(value, None, "", True, False)
 
     def copy(self, dst: Any, src: Any, n: int) -> None:
-        """Move n bits from an operand to a register without changing them, in the form in which `src` is."""
+        """Move n bits of an operand to a register unchanged. A register keeps its form, integer or float."""
         if isinstance(src, Reg) and isinstance(dst, Reg) and not self.guard and width(src.type) == width(dst.type) == n:
             e = self._entry(src)
             self.values[dst.index] = _Value(e.integer, e.real, e.kind, True, e.raw_nan)

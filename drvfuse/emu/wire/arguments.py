@@ -46,7 +46,7 @@ class Address(int):
 
 
 def integer(value: Any) -> int:
-    """A Python integer of a value, by the rule of Cython: the value must have `__int__`; `__index__` is not enough."""
+    """A value as a Python integer, by the rule of Cython: the value must have `__int__`; `__index__` is not enough."""
     if not hasattr(type(value), "__int__"):
         raise TypeError("an integer is required")
     return int(value)

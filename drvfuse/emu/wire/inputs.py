@@ -91,7 +91,7 @@ class Kind(Member):
 
 
 class Moved(Input):
-    """A number in an object of the bindings, which the call advances. The object is kept. None is 0."""
+    """A number that the call advances, given in an object of the bindings. The object is kept. None is 0."""
 
     def read(self, value: Any) -> int:
         kind = cast(Handle, self.scalar).kind

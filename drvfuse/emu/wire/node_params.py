@@ -169,8 +169,8 @@ _MEMBERS = {
 
 
 def _part(c: str, p: Any) -> tuple[Any, Any, tuple[str, ...]]:
-    """For parameters: (the object that sends them, the structure with the pointers, its path in the parameters). The
-    first is None for parameters without pointers.
+    """What a message needs for parameters: (the object that sends the memory of their pointers, the structure with the
+    pointers, its path in the parameters). The first is None for parameters without pointers.
     """
     path: tuple[str, ...] = ()
     if c == "CUgraphNodeParams":

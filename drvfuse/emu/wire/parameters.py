@@ -183,7 +183,7 @@ def lay_out(block: bytes, addresses: Sequence[int]) -> tuple[int, Any]:
     """The `kernelParams` for a parameter block: (address of an array of pointers to the parameters, the object that
     keeps it alive).
 
-    `addresses` are the parameters' offsets in the block.
+    `addresses` are the offsets of the parameters in the block.
     """
     memory = ctypes.create_string_buffer(block, len(block) + 1)
     start = ctypes.addressof(memory)

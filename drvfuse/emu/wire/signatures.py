@@ -37,8 +37,8 @@ class Parameter:
 
     @property
     def lent(self) -> bool:
-        """Whether this is memory of the caller to which the call may write, and which is an argument in
-        cuda.bindings.
+        """Whether the parameter is memory of the caller, to which the call may write, and an argument of the Python
+        function.
         """
         return (
             self.mode == "out" and not self.role and (self.memory or (self.type == "void" and self.extent is not None))
@@ -46,17 +46,17 @@ class Parameter:
 
     @property
     def memory(self) -> bool:
-        """Whether this is a device pointer that may also be the address of host memory."""
+        """Whether the parameter is a device pointer that may also be the address of host memory."""
         return self.type == "CUdeviceptr" and not self.stars and self.extent is not None
 
     @property
     def given(self) -> bool:
-        """Whether this is an argument of the Python function."""
+        """Whether the parameter is an argument of the Python function."""
         return self.mode != "out" or self.lent
 
     @property
     def returned(self) -> bool:
-        """Whether this is a result of the Python function."""
+        """Whether the parameter is a result of the Python function."""
         return self.mode != "in" and not self.lent
 
 

@@ -82,7 +82,7 @@ CUDA_MEMCPY2D = _copy("CUDA_MEMCPY2D", _END_2D, *_EXTENT[:2])
 CUDA_MEMCPY3D = _copy("CUDA_MEMCPY3D", _END_3D, *_EXTENT)
 CUDA_MEMCPY3D_PEER = _copy("CUDA_MEMCPY3D_PEER", _END_3D, *_EXTENT)
 _Pointer = _struct("Pointer", ("ptr", _u64), ("rowLength", _size), ("layerHeight", _size), ("locHint", CUmemLocation))
-# an array operand has the same size
+# An operand that is an array has the same size as one that is a pointer.
 _Operand = _struct("Operand", ("type", _int), ("op", _struct("Op", ("ptr", _Pointer))))
 _Extent = _struct("Extent", ("width", _size), ("height", _size), ("depth", _size))
 CUDA_MEMCPY3D_BATCH_OP = _struct(
@@ -177,7 +177,7 @@ class Structure:
         return getattr(T, self.c)
 
     def checked(self, value: Any) -> Any:
-        """The object itself. Raises Invalid if it was made from an address where no memory is."""
+        """The object itself. Raises Invalid if it was made from an address where there is no memory."""
         if not mapped.writable(int(value.getPtr()), self.size):
             raise Invalid
         return value

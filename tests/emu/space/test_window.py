@@ -190,7 +190,7 @@ def test_a_dropped_window_is_unmapped_with_its_last_view():
 
 def test_too_many_windows_are_an_error():
     windows = []
-    with pytest.raises(WindowError, match="close some machines"):
+    with pytest.raises(WindowError, match="close machines"):
         for _ in range(17):
             windows.append(Window(64))
     for window in windows:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Atomics and reductions on memory, on words and on vectors of words."""
+"""Atomic operations and reductions in memory, on words and on vectors of words."""
 
 from __future__ import annotations
 

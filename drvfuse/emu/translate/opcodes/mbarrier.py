@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Barrier objects in shared memory, and bulk copies that complete on them (`native/mbarrier.cuh`)."""
+"""Barrier objects in shared memory, and bulk copies that complete on them (`native/mbarrier.cuh`, `bulk.cuh`)."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def _accumulate(op: Opcode, verb: str, how: str, type_: str) -> abi.Accumulate:
     for name, types, precision in (("f32", _HALVES, abi.Accumulate.F32), ("f16", _FP8, abi.Accumulate.F16)):
         if op.flag(f"acc::{name}"):
             if verb != "ld_reduce" or how != "add" or type_ not in types:
-                raise RefusedError(f".acc::{name} is not for multimem.{verb}.{how}.{type_}")
+                raise RefusedError(f".acc::{name} is not allowed for multimem.{verb}.{how}.{type_}")
             return precision
     return abi.Accumulate.ELEMENT
 
@@ -112,7 +112,7 @@ def multimem(op: Opcode) -> Action:
     how = "" if verb == "st" else op.pick("add", "min", "max", "and", "or", "xor")
     type_ = next((part for part in op.rest if part in _VECTORS), "")
     if not type_:
-        raise RefusedError(f"multimem.{verb} has no such type")
+        raise RefusedError(f"multimem.{verb} has no form with this type")
     op.flag(type_)
     if vector not in _VECTORS[type_]:
         raise RefusedError(f"multimem.{verb} of .{type_} needs {_choices(_VECTORS[type_])}")

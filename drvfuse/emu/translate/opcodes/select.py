@@ -100,7 +100,8 @@ def compare(op: Opcode) -> Action:
             if boolean:
                 c = g.pred(ins.operands[3])
                 outs = [(o, g.op(f"{boolean} i1 {r}, {c}")) for o, r in outs]
-            # Both values are computed before a destination changes, which may be a source of the other value.
+            # Both values are computed before a destination changes, since the destination may be a source of the other
+            # value.
             for o, r in outs:
                 g.set_pred(o, r)
             return
