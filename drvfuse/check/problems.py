@@ -39,7 +39,8 @@ class Problem:
     """A collective with its inputs, which are the same under every seed. Problems of one shape differ by `number`.
 
     With `multimem` the sums of the inputs are exact in any order. `form` is "" or one of FORMS. With "nvfp4" all codes
-    are 6 or -6, equal in blocks of eight; eight codes of -6 are the word 0xFFFFFFFF. `splits` are the numbers of rows
+    are 6 or -6, equal in blocks of eight; eight codes of -6 are the word 0xFFFFFFFF. With "mxfp8" the scales of
+    the first row are NaN, the byte 0xFF. `splits` are the numbers of rows
     of the ranks, for an op whose results stay with the owners of the rows.
     """
 
@@ -107,6 +108,8 @@ def solved(problem: Problem) -> Solution:
     if problem.form == "nvfp4":
         signs = own.choice([-1.0, 1.0], (problem.shape[0], problem.shape[1] // 8)).repeat(8, axis=1)
         hosts = [(signs * (1 + rank)).astype(np.float32).astype(element) for rank in range(problem.ranks)]
+    elif problem.form == "mxfp8":
+        hosts[0][0, 0] = np.nan
     vector = values(np.random.default_rng(problem.shape), problem.shape[1])
     order: dict[str, Any] = {"multimem": problem.multimem, "nodes": problem.nodes}
     ranks = range(problem.ranks)

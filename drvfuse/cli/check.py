@@ -120,7 +120,7 @@ def run_check(arguments: argparse.Namespace) -> int:
         print(json.dumps(report))
     else:
         _print(outcomes, verdicts, failures)
-        caught = f"{sum(verdict.caught for verdict in verdicts)} of {counted(len(verdicts), 'planted fault')} found"
+        caught = f"{sum(verdict.caught for verdict in verdicts)} of {len(verdicts)} planted faults found"
         print(
             f"\n{'FAILED' if failures else 'nothing found'} in {counted(len(outcomes), 'schedule')}; "
             f"{caught if verdicts else '--only names no planted fault'}; {seconds:.1f} s"

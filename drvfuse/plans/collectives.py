@@ -82,7 +82,7 @@ def ragged(elements: int, itemsize: int) -> bool:
 def allreduce_launch(
     count: int, itemsize: int, ranks: int, algo: str, max_blocks: int, multimem: bool = False
 ) -> LaunchShape:
-    """Grid and block for `count` >= 1 elements: one thread per pack of what a rank sums, if `blocks` allow that.
+    """Grid and block for `count` >= 1 elements: one thread per pack that the rank sums, if `max_blocks` allows that.
 
     A thread has up to eight loads in flight, and at most four sums. With `multimem` a sum takes one load.
     """
@@ -165,10 +165,11 @@ def left_bytes(work: Work, columns: int) -> int:
 
 
 def _multimem_slot(work: Work, columns: int) -> int:
-    """The bytes of multicast staging for a row, whose results overwrite it there, and for its scales."""
+    """The bytes of multicast staging that a row takes: for the row or its results, which share the place; for its
+    scales; and for its normed row."""
     row_packs = ceil_div(columns, work.width)
     row_bytes, sent = row_packs * PACK_BYTES, work.sent_bytes(row_packs)
-    if work.residual:  # residual_out overwrites the staged row, unless the sum is larger
+    if work.residual:  # residual_out overwrites the staged row, unless the row is smaller
         return sent + (row_bytes if work.staged and sent > row_bytes else 0)
     normed = row_bytes if work.normed else 0
     result = row_bytes if work.staged else ceil_div(sent - normed, 16) * 16

@@ -27,8 +27,10 @@ class Cost(NamedTuple):
 class Costs(NamedTuple):
     """The constants of a generation of GPUs, or of a machine, for calls that run back to back in a graph with PDL.
 
-    There is a `Cost` for each algorithm: of all-reduces by push, of fused norms by push, of reduce-scatters, and of ops
-    that only move bytes. These push the bytes, relay them, or move them between barriers, directly or through staging.
+    `one_shot` and `two_shot` are all-reduces by push, `fused_one_shot` and `fused_two_shot` the same with a norm.
+    `scatter_push` and `scatter_pull` are reduce-scatters. The others are for ops that only move bytes: `move_push` to
+    all peers, `move_relay` through relays, and between barriers `move_direct` without staging and `move_staged` with
+    it.
     """
 
     one_shot: Cost
@@ -55,12 +57,12 @@ HOPPER = Costs(
     move_direct=Cost(8.0, 350e3),
     move_staged=Cost(9.0, 300e3),
 )
-"""The constants of Hopper, of which some are measured and some are estimates of the same times:
+"""The constants of Hopper. Some are measured, and some are estimates:
 
 - The constants of the all-reduces, with and without norm, were measured on 2 H200 (docs/performance.md). For 3 to 8
   GPUs the model computes times from them and from the bytes that a rank receives; it was not checked there.
-- `scatter_push` and `scatter_pull` are estimates: the constants of all-reduces by one shot and by one stage from 16 MiB
-  on, where the choice matters.
+- `scatter_push` and `scatter_pull` are estimates, taken from all-reduces by push_one_shot and one_stage of 16 MiB and
+  more, where the choice makes a difference.
 - `move_push` and `move_direct` were measured on 2 H200, with kernels that copied the bytes that stay on a rank after
   the bytes that move. Today's kernels copy both at the same time.
 - `move_relay` and `move_staged` are estimates. `drvfuse tune` on three GPUs or more measures them.

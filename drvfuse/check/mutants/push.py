@@ -42,6 +42,13 @@ MUTANTS = (
         HANGS,
     ),
     Mutant(
+        "scales-without-offset",
+        "four E8M0 scales that are NaN are sent unchanged, though their word is that of an empty slot",
+        "push protocols for data that may hold the word of an empty slot",
+        partial(near_push_rows, shape=(9, 512), form="mxfp8", timeout=0.002),
+        HANGS,
+    ),
+    Mutant(
         "epoch-by-one-thread",
         "one thread advances the epoch, and warps that read it later use the wrong half of the slots",
         "prototypes of push protocols that hung",

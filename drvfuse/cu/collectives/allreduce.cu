@@ -7,7 +7,8 @@
 //   two_stage  rank k owns a range of packs (partition.cuh). Chunk by chunk it sums its own packs, stores the results
 //              in its payload and its output, and gathers the results of the others from their payloads.
 //   STAGED     inputs that peers cannot read: each rank first copies its input, chunk by chunk, into its payload.
-//   LOCAL      the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
+//   LOCAL      the sources lie on this device and are complete before the launch, so there is no barrier (algorithm
+//              "naive").
 //   NODES      (two_stage, not STAGED) the ranks are those of one node, and the sources are the partial sums of all nodes
 //              for this rank's part (nodes.cuh). There is one chunk, and results take one half.
 //   DRVFUSE_MANY (NODES) the packs are those of several tensors (many.cuh).
@@ -18,28 +19,30 @@
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, counts and chunk on every rank.
 //
-// Numerics. +0.0f, then ranks 0..n-1 (NODES: nodes) in fp32, then the epilogue, then one rounding, whatever the algorithm.
+// Numerics. The sum begins with +0.0f and adds ranks 0 to n-1 (NODES: nodes) in fp32. Then the epilogue is applied, and
+// the result is rounded once. This does not depend on the algorithm.
 //
-// Memory ordering. Thread t of block b reads from a peer only data that thread t of block b there wrote, or that was
-// complete before that peer's kernel began; so the barrier between blocks of equal index (barrier.cuh) orders all these
-// reads.
+// Memory ordering. Thread t of block b reads from a peer only data that the peer's thread t of block b wrote, or that
+// was complete before the peer's kernel began. So the barrier between blocks of equal index (barrier.cuh) orders all
+// these reads.
 //   Inputs: the start barrier orders the reads after the peers' earlier kernels. Direct: peers have read this rank's
 //   input before they arrive at the end barrier (one_stage) or at the barrier of the last chunk (two_stage), and this
 //   rank waits for them there; so its input is free when its kernel completes. Staged: no other rank reads the input.
-//   Payload halves: a block writes a half again two chunks later, after the barrier of the chunk between, at which the
-//   peers' blocks arrive after reading that half. two_stage staged has two barriers per chunk: staging is written again
-//   after the second barrier (all ranks have summed), results after the first barrier of the next chunk (all ranks have
-//   gathered).
-//   Across calls: a rank arrives at the start barrier after its previous call is complete, so payloads are free behind it.
-//   NODES: the kernel `node_sums` before it has passed a start barrier, at which the peers have completed all earlier
-//   calls and chunks, so results may be written. Until the one barrier of this kernel the peers read from this rank only
-//   what their `node_sums` reads: inputs, or staging, which no result overlaps. At that barrier the peers' `node_sums`
-//   are complete too, which frees the inputs. A rank reads sums in its own device's memory alone.
-//   In place (output = input) is right for two_stage, staged and local calls: an element is last read as input by the
-//   thread that writes it, or before a barrier that this thread has passed. one_stage direct cannot be in place, as peers
-//   may still read the input.
+//   Payload halves: a block writes to a half again two chunks later. Before that it passes the barrier of the chunk
+//   between, at which the peers' blocks arrive after they have read the half. two_stage staged has two barriers per
+//   chunk: staging is written again after the second barrier (all ranks have summed), results after the first barrier
+//   of the next chunk (all ranks have gathered).
+//   Across calls: a rank arrives at the start barrier after its previous call is complete, so payloads are free after
+//   that barrier.
+//   NODES: the previous kernel of the call, `node_sums`, has passed a start barrier, at which the peers have completed
+//   all earlier calls and chunks, so results may be written. Until the one barrier of this kernel the peers read from
+//   this rank only what their `node_sums` kernels read: inputs, or staging, which no result overlaps. At that barrier
+//   these kernels are complete too, so the inputs are free. A rank reads sums only in the memory of its own device.
+//   In place (output = input), calls by two_stage and staged and local calls are correct: an element is last read as
+//   input by the thread that writes it, or before a barrier that this thread has passed. one_stage direct cannot be in
+//   place, as peers may still read the input.
 //
-// Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
+// Failure. If a barrier gives up, the block skips the rest of the kernel, and outputs are undefined (barrier.cuh).
 #include "collectives/nodes.cuh"
 #include "collectives/ranges.cuh"
 #include "sync/barrier.cuh"
@@ -127,8 +130,8 @@ __device__ __forceinline__ void store_result(const Params& p, i64 index, const O
 #endif
 }
 
-// Copy the chunk's results of all other ranks from their payloads at `results` to the output, beginning with the next
-// rank, so that the ranks do not all read from one.
+// Copies the chunk's results of all other ranks from their payloads, at offset `results`, to the output. It begins with
+// the next rank, so that not all ranks read from the same rank at a time.
 __device__ __forceinline__ void gather(const Params& p, const Packs& part, i64 results, i64 done) {
     const i64 common = part.in_chunk(RANKS - 1, done, p.chunk_packs);
 #pragma unroll 1

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce by multicast memory, in one kernel per rank: one load gives the sum of what all ranks have at an address,
-// and one store writes to all of them.
+// All-reduce through multicast memory, in one kernel per rank. One load from a multicast address returns the sum of
+// what all ranks have there, and one store writes to all ranks.
 //
 // Layout. The tensor is flat and contiguous, 16-byte aligned, and seen as packs of 16 bytes; with DRVFUSE_RAGGED the
 // last pack may be partial. Pack j of a range belongs to thread j mod (blocks * threads) of the grid, on every rank.
@@ -8,7 +8,8 @@
 //   two_stage   rank k owns a range of packs (partition.cuh). It loads the sums of these, and stores the results to all
 //               ranks.
 //   STAGED      the inputs do not lie in multicast memory at one offset: each rank first copies its input, chunk by
-//               chunk, into its staging memory, by that memory's own address. The pack behind a ragged end has zeros.
+//               chunk, into its staging memory, by that memory's own address. A partial last pack is filled up with
+//               zeros.
 //   TO_OUTPUTS  (two_stage, not STAGED) the outputs lie in multicast memory at one offset, and results are stored there in
 //               one chunk. Otherwise results are stored to the staging memories, and each rank copies them to its output.
 // Staging memory, in chunks of `chunk_packs` packs (one_stage: of the tensor; two_stage: of every rank's range):
@@ -18,15 +19,16 @@
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, counts and chunk on every rank.
 //
-// Numerics. The sum of a pack is in an unspecified order, with fp32 arithmetic, and 16-bit types are rounded by the load;
-// +0.0f is added to it, then the epilogue, then one rounding, which without an epilogue changes NaNs alone. In two_stage
-// each element is summed once, so all ranks have the same bits; in one_stage the bits of two ranks may differ.
+// Numerics. A load sums a pack in an unspecified order, with fp32 arithmetic, and rounds sums of 16-bit types. The
+// kernel adds +0.0f to the sum, applies the epilogue, and rounds once more, which without an epilogue changes only
+// NaNs. In two_stage each element is summed once, so all ranks have the same bits; in one_stage the bits of two ranks
+// may differ.
 //
-// Memory ordering. Thread t of block b accesses only those bytes of a peer's memory that thread t of block b there
-// accesses, or that no kernel accesses at the time; so the barrier between blocks of equal index (barrier.cuh) orders
-// all these accesses. Memory is accessed by its own address (copies to and from staging memory, and the kernels before
-// and after this one) and by a multicast address (sums, stores to all ranks). Where two accesses by different addresses
-// must be ordered, there is a barrier between them, and its fence.proxy.alias orders them:
+// Memory ordering. Thread t of block b accesses only those bytes of a peer's memory that the peer's thread t of block b
+// accesses, or that no kernel accesses at the time. So the barrier between blocks of equal index (barrier.cuh) orders
+// all these accesses. Memory is accessed by its own address (copies to and from staging memory, and the previous and
+// the next kernel) and by a multicast address (sums, stores to all ranks). Two accesses by different addresses that
+// must be ordered have a barrier between them, and its fence.proxy.alias orders them:
 //   Inputs: written by earlier kernels of their ranks, which precede these ranks' arrival at the start barrier. The
 //   fence is needed there too: this kernel may be resident already when a kernel writes (on another device, or under
 //   programmatic dependent launch), and the end of a writing kernel makes its writes known by other addresses only to
@@ -35,22 +37,24 @@
 //   (one_stage) or at the barrier of the last chunk (two_stage), and this rank waits for them there. STAGED: no other rank
 //   reads them.
 //   Staged inputs: stores to the own staging memory, barrier, loads by the multicast address.
-//   Results in staging memory: stores by the multicast address, barrier, loads from the own staging memory. STAGED: they
-//   overwrite the inputs of the same pack by the same address, in the thread that has loaded its sum.
+//   Results in staging memory: stores by the multicast address, barrier, loads from the own staging memory. STAGED:
+//   results overwrite the inputs of the same pack by the same address, in the thread that has loaded the sum of the
+//   pack.
 //   Results in outputs (TO_OUTPUTS): stores by the multicast address, after the start barrier and so after all accesses of
 //   earlier kernels, and before the barrier of results. So a rank's output is complete when its kernel completes.
-//   Staging memory that is written again, in one_stage and in two_stage without STAGED: a half is written two chunks
-//   later, after the barrier of the chunk between, at which every rank arrives after reading that half. In two_stage with
-//   STAGED the next chunk's copies overwrite the memory after the barrier of results, at which peers arrive after their
-//   loads and stores there; the own thread has loaded, by the same address, what it copies out. The next chunk's results
-//   overwrite it after the barrier of that chunk's staged inputs.
+//   Staging memory that is written again, in one_stage and in two_stage without STAGED: a half is written again two
+//   chunks later, after the barrier of the chunk between, at which every rank arrives after it has read the half. In
+//   two_stage with STAGED the copies of the next chunk overwrite the memory after the barrier of results, at which
+//   peers arrive after their loads and stores of that memory; this rank's thread has itself loaded, by the same
+//   address, the results that it copies to the output. The next chunk's results overwrite the memory after the barrier
+//   of that chunk's staged inputs.
 //   Across calls: a rank arrives at the start barrier after its previous call is complete, so staging memory is free
-//   behind it.
-//   In place (output = input) is right for two_stage and STAGED calls: an element is stored by the thread that has loaded
-//   its sum, or after a barrier that follows all loads from it. one_stage without STAGED cannot be in place, as peers may
-//   still load the input.
+//   after that barrier.
+//   In place (output = input), calls by two_stage and STAGED calls are correct: an element is stored by the thread that
+//   has loaded its sum, or after a barrier that follows all loads of the element. one_stage without STAGED cannot be in
+//   place, as peers may still load the input.
 //
-// Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
+// Failure. If a barrier gives up, the block skips the rest of the kernel, and outputs are undefined (barrier.cuh).
 #include "collectives/multimem_packs.cuh"
 #include "collectives/ranges.cuh"
 #include "sync/barrier.cuh"
@@ -112,7 +116,7 @@ __device__ __forceinline__ void one_stage(const AllreduceMultimemParams& p, Trac
 
 #else
 
-// Store the result of pack `index` to all ranks' outputs.
+// Stores the result of pack `index` to the outputs of all ranks.
 __device__ __forceinline__ void broadcast_output(const AllreduceMultimemParams& p, i64 index, const OutPack& pack) {
     char* to = p.multimem.outputs + index * OUT_BYTES;
     if (RAGGED && p.count - index * W < W) {
@@ -122,7 +126,7 @@ __device__ __forceinline__ void broadcast_output(const AllreduceMultimemParams& 
     }
 }
 
-// Copy this thread's packs of [0, count) of the own staging memory to the output from pack `first` on.
+// Copies this thread's packs of the first `count` packs of the own staging memory to the output, from pack `first` on.
 __device__ __forceinline__ void take_results(const AllreduceMultimemParams& p, const char* from, i64 first, i64 count) {
 #pragma unroll 2
     for (i64 j = thread_index(); j < count; j += thread_count()) {

@@ -13,10 +13,10 @@ struct AllreduceParams {
     i64 count;        // elements in this launch
     i64 first;        // index in the tensor of the first element of this launch
     i64 columns;      // the tensor's last dimension, for the epilogue
-    i64 chunk_packs;  // see the kernels; unused by one_stage direct
+    i64 chunk_packs;  // packs of a chunk or round, as each kernel's header says; unused by one_stage direct
 };
 
-// Pack `index` of a tensor of `count` elements; the last pack may be partial.
+// Loads pack `index` of a tensor of `count` elements. The last pack may be partial.
 __device__ __forceinline__ void load_input(InPack& pack, const void* tensor, i64 index, i64 count) {
     const char* address = static_cast<const char*>(tensor) + index * IN_BYTES;
     if (RAGGED && count - index * W < W) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ void store_output(void* tensor, i64 index, i64 count,
     }
 }
 
-// The output pack `index`, made from its sum: epilogue, then rounding.
+// Returns output pack `index`: applies the epilogue to the sum, and rounds it.
 __device__ __forceinline__ OutPack finish_pack(const AllreduceParams& p, i64 index,
                                                float (&sum)[W] EPILOGUE_REFERENCE) {
     const i64 first = p.first + index * W;

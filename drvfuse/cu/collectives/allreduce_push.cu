@@ -3,8 +3,8 @@
 //
 // Layout. The tensor is flat and contiguous, 16-byte aligned, and seen as packs of 16 bytes; with DRVFUSE_RAGGED the
 // last pack may be partial, and is sent whole. It is cut into rounds of `chunk_packs` packs, and a round into units of
-// one pack per thread of a block: block b does units b, b + blocks, ... of every round. Without DRVFUSE_EXACT the last
-// unit of a round may have fewer packs.
+// one pack per thread of a block: block b processes units b, b + blocks, ... of every round. Without DRVFUSE_EXACT the
+// last unit of a round may have fewer packs.
 //   push_one_shot  every rank sends each of its packs to every peer, and sums what it receives.
 //   push_two_shot  rank k owns units k, k + ranks, ... of a round. It receives and sums these, and sends the results to
 //                  every peer. A block sends DEPTH units ahead of the unit that it sums, and sums DEPTH units ahead of
@@ -12,18 +12,19 @@
 // DRVFUSE_MANY: the packs are those of several tensors (many.cuh).
 // Slots of a round, after the greetings, in packs:
 //   push_one_shot  [distance - 1][chunk_packs]
-//   push_two_shot  [distance - 1][owned units][threads], then results, likewise
+//   push_two_shot  [distance - 1][owned units][threads] for inputs, then the same for results
 //
-// Grid. One dimension, the same on every rank, no more blocks than the first round has units: every block joins.
+// Grid. One dimension, the same on every rank, and no more blocks than the first round has units, since a block calls
+// join() when it has sent its first unit.
 //
-// Numerics. +0.0f, then ranks 0..n-1 in fp32, then the epilogue, then one rounding, as in allreduce.cu.
+// Numerics. As in allreduce.cu: +0.0f plus ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
 //
 // Memory ordering. push.cuh. A thread sends, receives and clears packs of the same slots in every round: where a call has
 // several rounds, each sends chunk_packs packs, and the last one sends zeros beyond the end of the tensor. Only the own
 // rank reads an input, so it is free when the rank's kernel completes. The output may be the input, as the thread that
 // writes a pack has read it before.
 //
-// Failure. push.cuh; outputs are then undefined.
+// Failure. As push.cuh says. Outputs are undefined after a failure.
 #include "collectives/allreduce_packs.cuh"
 #include "collectives/push_packs.cuh"
 #ifdef DRVFUSE_MANY
@@ -51,7 +52,7 @@ struct Params : AllreducePushParams {
 using Params = AllreducePushParams;
 #endif
 
-// Pack `index` of the own input.
+// Loads pack `index` of the own input.
 __device__ __forceinline__ void load_own(InPack& pack, const Params& p, i64 index) {
 #ifdef DRVFUSE_MANY
     load_of_many(pack, p.many, index);
@@ -68,7 +69,7 @@ __device__ __forceinline__ void store_result(const Params& p, i64 index, const O
 #endif
 }
 
-// One thread's pack of a unit: its number in the round and in the tensor. With EXACT it exists for every thread.
+// One thread's pack of a unit: its index in the round and in the tensor. With EXACT every thread has a pack.
 struct Place {
     u32 in_round;
     i64 index;
@@ -76,7 +77,7 @@ struct Place {
     bool inside;  // the tensor has this pack: the last of several rounds also sends packs beyond its end (push.cuh)
 };
 
-// How many packs each round sends.
+// The number of packs that each round sends.
 __device__ __forceinline__ u32 packs_of_round(const AllreducePushParams& p) {
     return p.push.rounds > 1 ? u32(p.chunk_packs) : u32((p.count + W - 1) / W);
 }
@@ -147,7 +148,7 @@ __device__ __forceinline__ void reduce(const Params& p, Pushing& push, const Uni
 }
 
 __device__ __forceinline__ void gather(const Params& p, Pushing& push, const Unit& unit) {
-    // The owner is `distance` ahead of this rank, so this rank is RANKS - distance ahead of the owner.
+    // This rank is RANKS - distance ranks after the owner, so the owner's words lie at that distance.
     const u32 offset = unit.results + unit.offset + (RANKS - unit.distance - 1) * unit.stride;
     u32 words[1][OutPack::words];
     push.receive(words, GATHER, offset, 0, unit.at.exists, (p.call.rank + unit.distance) % RANKS);
@@ -169,7 +170,7 @@ __device__ __forceinline__ void two_shot(const Params& p, Pushing& push, Trace& 
         if (unit < units && now.distance != 0) send_input(push, now, own);
         push.join();
         trace.lap(TraceRole::push);
-        // A unit that does not exist yet would have a negative number, which as an unsigned one is far beyond `units`.
+        // Before the first unit is due, the difference is negative; as an unsigned number it exceeds `units`.
         const Unit due = DEPTH == 0 ? now : unit_at(p, push, round, unit - behind);
         if (unit - behind < units && due.distance == 0)
             reduce(p, push, due, DEPTH == 0 ? own : input_at(p, due.at) DRVFUSE_EPILOGUE_ARGUMENT);
@@ -182,8 +183,9 @@ __device__ __forceinline__ void two_shot(const Params& p, Pushing& push, Trace& 
 
 #endif
 
-// The least blocks per multiprocessor that plans rely on, for blocks of 256 and of up to 128 threads. Kernels that do not
-// compare calls fit as many small blocks with the bound for 256 threads.
+// The minimum number of resident blocks per multiprocessor, on which plans rely, for blocks of 256 and of up to 128
+// threads. Kernels that do not compare calls are compiled with the bound for blocks of 256 threads, which also suffices
+// for the required number of small blocks.
 constexpr int MOST_THREADS = COMPARES ? DRVFUSE_MOST_THREADS : 256;
 constexpr int LARGE_BLOCKS = RANKS > 4 ? 2 : (RANKS > 2 ? 3 : 4) + (COMPARES && !DRVFUSE_TWO_SHOT);
 constexpr int SMALL_BLOCKS = RANKS <= 4 ? 8 : DRVFUSE_TWO_SHOT ? 5 : 6;
@@ -193,11 +195,11 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? 
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
     const Place first = place(p, 0, blockIdx.x);
-    if (!MANY && first.exists && first.inside)  // warms the address translation
+    if (!MANY && first.exists && first.inside)  // brings the translation of the address into the TLB
         ptx::prefetch_l2(static_cast<const char*>(p.call.input) + first.index * IN_BYTES);
     Pushing push(p.call, p.push);
     follow_producer(trace);
-    InPack own = input_at(p, first);  // before start(): later instructions wait for the state that it loads
+    InPack own = input_at(p, first);  // before start(), as later instructions wait for the epoch that start() loads
     push.start();
 #pragma unroll 1
     for (int round = 0; round < p.push.rounds; ++round) {

@@ -5,16 +5,18 @@
 // i * threads + t (16 bytes of the input) belongs to thread t, i < DRVFUSE_PACKS. Without DRVFUSE_RAGGED tensors are
 // 16-byte aligned and `columns` is a multiple of the elements of a pack; with it, rows are read and written element by
 // element. Rows in the payload are always whole packs.
-//   one_stage  every rank does every row.
-//   two_stage  rank k owns a range of rows (balanced). Without residual the owner normalises and quantises, and the
-//              others gather its rows and scales. With residual all need the rounded residual_out, so that is gathered,
-//              and every rank normalises every row: the same operations on the same bits.
+//   one_stage  every rank sums and normalises every row.
+//   two_stage  rank k owns a range of rows; the ranges differ by at most one row. Without residual the owner normalises
+//              and quantises, and the others gather its rows and scales. With residual every rank needs the rounded
+//              residual_out. So the others gather residual_out, and every rank normalises every row, by the same
+//              operations on the same bits.
 //   STAGED     inputs that peers cannot read: each rank first copies its input, chunk by chunk, into its payload.
-//   LOCAL      the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
+//   LOCAL      the sources lie on this device and are complete before the launch, so there is no barrier (algorithm
+//              "naive").
 //   NODES      (two_stage, not STAGED) the ranks are those of one node, and the sources are the partial sums of all nodes
 //              for this rank's rows (nodes.cuh). There is one chunk, and results take one half.
-// The forms of the norm and of the quantisation are in norm_form.cuh. A row has one scale, or one for each of its groups or
-// heads, one after the other.
+// The forms of the norm and of the quantisation are in norm_form.cuh. A row has one scale, or one for each of its
+// groups or heads, in their order.
 // Payload, in chunks of `chunk_rows`; an input row takes packs * 16 bytes, an output row packs * pack bytes, rounded up
 // to 16; a block of scales is rounded up to 16 bytes:
 //   one_stage staged   two halves of chunk input rows, used in turn
@@ -23,8 +25,8 @@
 //                      bytes as an input row, and a row of residual_out packs * the bytes of a pack of its type
 //   two_stage staged   ranks * chunk input rows, by owner; then one half of results
 //
-// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b does rows b, b + blocks, ...
-// of each range or chunk. Threads: a multiple of 32 up to 512, at least ceil(packs of a row / DRVFUSE_PACKS).
+// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b processes rows b, b + blocks,
+// ... of each range or chunk. Threads: a multiple of 32 up to 512, at least ceil(packs of a row / DRVFUSE_PACKS).
 //
 // Numerics. x = +0.0f + rank 0 + ... + rank n-1 (NODES: nodes) (+ residual, rounded to its type: residual_out);
 // f = 1 / sqrt(sum(x^2) / columns + epsilon); y = (x * (gamma + weight_offset)) * f. IEEE operations, each rounded; the
@@ -34,13 +36,14 @@
 // third reduction. NORMED: y is also rounded to the input's type. Warps find the maxima of groups from y.
 //
 // Memory ordering. As in allreduce.cu, with rows in place of packs and blocks in place of threads: block b reads from a
-// peer only data that block b there wrote, or that was complete before that peer's kernel began, and the barrier covers
-// all threads of a block. For the same reasons inputs are free when the kernel completes, and halves of the payload two
-// chunks later. NODES: as in allreduce.cu. residual_output may be residual: a rank reads the residual of a row
-// (two_stage: only the row's owner does) before residual_out of that row is written by the same thread, or by the same
-// block after a barrier. gamma and beta may be read before the wait for the producer (row_norm.cuh).
+// peer only data that the peer's block b wrote, or that was complete before the peer's kernel began, and the barrier
+// covers all threads of a block. For the reasons given there, inputs are free when the kernel completes, and halves of
+// the payload are free two chunks later. NODES: as in allreduce.cu. residual_output may be residual: a rank reads the
+// residual of a row (two_stage: only the row's owner does) before residual_out of that row is written by the same
+// thread, or by the same block after a barrier. gamma and beta may be read before the wait for the producer
+// (row_norm.cuh).
 //
-// Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
+// Failure. If a barrier gives up, the block skips the rest of the kernel, and outputs are undefined (barrier.cuh).
 #include "collectives/gather_rows.cuh"
 #include "collectives/nodes.cuh"
 #include "collectives/whole_row.cuh"

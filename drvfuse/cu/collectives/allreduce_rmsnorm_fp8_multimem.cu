@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-reduce by multicast memory, optional residual addition, norm and optional FP8 quantisation by row, in one kernel
-// per rank: a row's owner loads the sums of all ranks, and stores its results to all ranks.
+// All-reduce through multicast memory, optional residual addition, norm and optional FP8 quantisation by row, in one
+// kernel per rank: a row's owner loads the sums of all ranks, and stores its results to all ranks.
 //
 // Layout. Rows, packs and threads as in allreduce_rmsnorm_fp8.cu. Rank k owns a range of rows (balanced). Without
 // residual the owner normalises and quantises, and stores output and scale of a row to all ranks' staging memories, from
@@ -9,29 +9,31 @@
 //   STAGED      the inputs do not lie in multicast memory at one offset, or rows are ragged: each rank first copies its
 //               input, chunk by chunk, into its staging memory, by that memory's own address.
 // Staging memory: ranks * `chunk_rows` slots of one row each, by owner; without STAGED two halves of these, used in turn.
-// A slot has whole packs. With STAGED it first holds an input row, and then the results in the same place, or behind the
-// input row where residual_out has more bytes. Behind the packs lie the scales, if the owner stores any: a word for each
-// scale, up to the next multiple of 16 bytes. Behind the scales lie the packs of the normed row, if its owner stores it.
-// A store to all ranks has the width of a pack of results, 16, 8 or 4 bytes, and the threads of a warp store consecutive
-// packs. The type of the store is f32, which every target has.
+// A slot has whole packs. With STAGED it first holds an input row. Then it holds the results in the same place, or
+// after the input row where residual_out has more bytes. After these packs lie the scales, if the owner stores any: a
+// word for each scale, up to the next multiple of 16 bytes. After the scales lie the packs of the normed row, if its
+// owner stores it.
+// A store to all ranks stores a pack of results: 16, 8 or 4 bytes. The threads of a warp store consecutive packs. The
+// type of the store instruction is f32, which every target has.
 //
-// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b does rows b, b + blocks, ...
-// of each chunk of each owner. Threads: a multiple of 32 up to 512, at least ceil(packs of a row / DRVFUSE_PACKS).
+// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b processes rows b, b + blocks,
+// ... of each chunk of each owner. Threads: a multiple of 32 up to 512, at least ceil(packs of a row / DRVFUSE_PACKS).
 //
 // Numerics. The sum is in an unspecified order, with fp32 arithmetic, and 16-bit types are rounded by the load; x = +0.0f
-// + sum (+ residual, rounded to its type: residual_out). Everything behind x is as in allreduce_rmsnorm_fp8.cu. A row is
+// + sum (+ residual, rounded to its type: residual_out). Everything after x is as in allreduce_rmsnorm_fp8.cu. A row is
 // summed once, so all ranks have the same bits.
 //
 // Memory ordering. As in allreduce_multimem.cu, two_stage without TO_OUTPUTS, with rows in place of packs and blocks in
-// place of threads: block b accesses only those bytes of a peer's memory that block b there accesses, or that no kernel
-// accesses at the time, and the barrier covers all threads of a block. Results that overwrite a staged row must follow
-// all loads of its sums: a row's results are stored behind the block barrier of its reduction (reduce.cuh), those of
-// heads behind a block barrier of their own, and residual_out by the thread that has loaded the same place. The next
-// chunk's rows are staged in slots from which any thread of the block may have copied results, so a block barrier comes
-// first. residual_output may be residual: a row's owner reads its residual before the barrier, and residual_output is
-// written after it, from staging memory. gamma and beta are read after the wait for the producer.
+// place of threads: block b accesses only those bytes of a peer's memory that the peer's block b accesses, or that no
+// kernel accesses at the time, and the barrier covers all threads of a block. Results that overwrite a staged row must
+// follow all loads of its sums. So a row's results are stored after the block barrier of its reduction (reduce.cuh),
+// the results of heads after a block barrier of their own, and residual_out by the thread that has loaded the sum at
+// the same place. The next chunk's rows are staged in slots from which any thread of the block may have copied results,
+// so a block barrier precedes them. residual_output may be residual: a row's owner reads its residual before the
+// barrier, and residual_output is written after it, from staging memory. gamma and beta are read after the wait for the
+// producer.
 //
-// Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
+// Failure. If a barrier gives up, the block skips the rest of the kernel, and outputs are undefined (barrier.cuh).
 #include "collectives/gather_rows.cuh"
 #include "collectives/multimem_packs.cuh"
 #include "common/partition.cuh"
@@ -43,13 +45,14 @@ struct FusedMultimemParams : FusedParams {
 
 constexpr bool SCALES = SCALED && !RESIDUAL;  // an owner stores scales to all ranks
 
-// residual_out lies behind the staged row. In the row's place it would overwrite packs that other threads have not read yet.
+// residual_out lies after the staged row. In the row's place it would overwrite packs that other threads have not read
+// yet.
 constexpr bool BEHIND = STAGED && RESIDUAL && sizeof(Residual) > sizeof(In);
 
-// Where in a slot the results lie.
+// The offset of the results in a slot, in bytes.
 __device__ __forceinline__ u32 results_offset(const FusedParams& p) { return BEHIND ? input_stride(p) : 0; }
 
-// Bytes of a slot before its scale.
+// The number of bytes of a slot before its scales.
 __device__ __forceinline__ u32 row_bytes(const FusedParams& p) {
     return RESIDUAL ? results_offset(p) + residual_stride(p) : STAGED ? input_stride(p) : output_stride(p);
 }

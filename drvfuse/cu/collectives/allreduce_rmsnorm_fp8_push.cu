@@ -4,32 +4,34 @@
 //
 // Layout. Tensors are [rows, columns], contiguous. A row is in the registers of a cluster of DRVFUSE_CLUSTER blocks (or
 // of one block): pack i * threads + t, 16 bytes of the input, belongs to thread t of the cluster, i < DRVFUSE_PACKS.
-// DRVFUSE_RAGGED is as in allreduce_rmsnorm_fp8.cu. Rows are cut into rounds of `chunk_rows`; cluster c does rows c,
-// c + clusters, ... of every round.
-//   push_one_shot  every rank sends each of its rows to every peer, and does every row.
+// DRVFUSE_RAGGED is as in allreduce_rmsnorm_fp8.cu. Rows are cut into rounds of `chunk_rows`; cluster c processes rows
+// c, c + clusters, ... of every round.
+//   push_one_shot  every rank sends each of its rows to every peer, and sums and normalises every row.
 //   push_two_shot  rank k owns rows k, k + ranks, ... of a round, which the others send to it. Without residual it
 //                  normalises and quantises them and sends results and scales; with residual it sends the rounded
 //                  residual_out, and every rank normalises every row: the same operations on the same bits. A cluster
 //                  sends DEPTH rows ahead of the row that it sums or gathers.
-// Slots of a round, after the greetings. A row in them has packs * 16 bytes, and a row of results packs * the bytes of an
-// output pack or, with residual, of a pack of residual_out:
+// Slots of a round, after the greetings. An input row and a normed row take packs * 16 bytes. A row of results takes
+// packs * the size of an output pack or, with residual, of a pack of residual_out. "owned rows" is the number of rows
+// of a round that a rank owns:
 //   push_one_shot  [distance - 1][chunk_rows]
-//   push_two_shot  [distance - 1][owned rows]; then normed rows, if the owner sends them, results, and the scales of
-//                  each row, in words of 4 bytes (scale_words.cuh), likewise
+//   push_two_shot  [distance - 1][owned rows] for input rows; then likewise for normed rows, if the owner sends them,
+//                  for results, and for the scales of each row, in words of 4 bytes (scale_words.cuh)
 //
-// Grid. One dimension, a multiple of the cluster, the same on every rank, no more clusters than the first round has rows:
-// every block joins. Threads: a multiple of 32 up to 1024.
+// Grid. One dimension, a multiple of the cluster, the same on every rank, and no more clusters than the first round has
+// rows, since a block calls join() when it has sent its first row. Threads: a multiple of 32 up to 1024.
 //
-// Numerics. As in allreduce_rmsnorm_fp8.cu: the tree of a row's sum depends on its packs alone.
+// Numerics. As in allreduce_rmsnorm_fp8.cu. The order in which a row's squares are added depends only on its packs.
 //
-// Memory ordering. push.cuh. A thread sends, receives and clears packs of the same rows in every round; where a call has
-// several rounds, all send equally many rows. The thread that has the first pack of a row, or of the groups or heads
-// whose scales are one word, sends and receives the word.
+// Memory ordering. As push.cuh says. In every round a thread sends, receives and clears packs of rows of the same
+// indices; if a call has several rounds, all send equally many rows. The thread that has the first pack of a row, or of
+// the groups or heads whose scales are one word, sends and receives the word of these scales.
 // Inputs and residuals are read by their own rank alone. residual_output may be residual: a thread stores a pack after
 // it has read it, and in push_two_shot only the owner of a row reads its residual. gamma and beta may be read before the
 // wait for the producer (row_norm.cuh).
 //
-// Failure. push.cuh; outputs are then undefined. cluster_reduce.cuh says why no block exits while another sends to it.
+// Failure. As push.cuh says. Outputs are undefined after a failure. cluster_reduce.cuh says why no block exits while
+// another sends to it.
 #if DRVFUSE_TWO_SHOT
 #include "collectives/two_shot_rows.cuh"
 #else
@@ -62,7 +64,7 @@ __device__ __forceinline__ void one_shot(const FusedPushParams& p, Rows& rows, P
 
 #endif
 
-// The least blocks per multiprocessor that plans rely on.
+// The minimum number of resident blocks per multiprocessor, on which plans rely.
 constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
 constexpr int BLOCKS = COMPARES && MOST_THREADS <= 128                         ? 5
                        : DRVFUSE_TWO_SHOT && MOST_THREADS == 512 && RANKS <= 4 ? 2
@@ -76,14 +78,14 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
     scratch.init();
     Rows rows(p, scratch, trace);
     const int first = blockIdx.x / CLUSTER;
-    if (!RAGGED && rows.has(0))  // warms the address translation
+    if (!RAGGED && rows.has(0))  // brings the translation of the address into the TLB
         ptx::prefetch_l2(static_cast<const char*>(p.call.input) +
                          (i64(first) * p.columns + rows.index(0) * W) * i64(sizeof(In)));
     Pushing push(p.call, p.push);
     follow_producer(trace);
     InPack own[PACKS];
-    load_row(own, p, rows, first);  // before start(): later instructions wait for the state that it loads
-    clear_padding(p);               // while the row is loaded
+    load_row(own, p, rows, first);  // before start(), as later instructions wait for the epoch that start() loads
+    clear_padding(p);               // during the loads of the row
     push.start();
     const int count = p.push.rounds > 1 ? p.chunk_rows : p.rows;  // rows of each round
 #pragma unroll 1

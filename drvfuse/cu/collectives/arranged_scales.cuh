@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scales of gathered rows in a layout in which rows do not stay whole: by column or in tiles (common/quantise.cuh).
 //
-// The scales of a rank have this layout for the rank's own rows, and are moved as they lie. The rank that receives them
-// stores each scale to its place among the scales of all rows, by words of 4 bytes: a word has 4 groups of one row in tiles,
-// and one or four rows of a group in columns. Four words that belong together in the result are stored at once: as a rule
-// those of a rank whose rows begin at a whole tile, or at a multiple of 16 bytes of a column. The last word of a column may
-// end in padding, which is not stored, as the scales of another rank may belong there. In tiles the padding behind the last
-// group is stored as 0.
+// The scales of a rank have this layout for the rank's own rows, and are sent without change. The receiving rank stores
+// each scale to its place among the scales of all rows, by words of 4 bytes. A word has 4 groups of one row in tiles,
+// and one or four rows of a group in columns. Four words that are adjacent in the result are stored at once. That is
+// usual if the rank's rows begin at a whole tile, or at a multiple of 16 bytes of a column. The last word of a column
+// may end in padding, which is not stored, as the scales of another rank may belong there. In tiles the padding after
+// the last group is stored as 0.
 #pragma once
 #include "common/bytes.cuh"
 #include "common/faults.cuh"
@@ -17,16 +17,17 @@ struct Arrangement {
     int groups;    // the number of scales of a row
     int itemsize;  // bytes of a scale: 4 or 1
     int tiles;     // 1: the scales are in tiles, 0: by column
-    // By distance, for the rank from which this rank receives:
-    int first[DRVFUSE_MAX_RANKS];  // the index of its first row among all rows
-    int count[DRVFUSE_MAX_RANKS];  // the number of its rows
+
+    // Entry d is for the rank at distance d, from which this rank receives:
+    int first[DRVFUSE_MAX_RANKS];  // the index of that rank's first row among all rows
+    int count[DRVFUSE_MAX_RANKS];  // the number of that rank's rows
 };
 
 // The places of four words of a rank's scales among the scales of all rows.
 struct Places {
     i64 at[4];     // the offset of each word in the result, in bytes
     int bytes[4];  // the number of bytes of each word that are stored, 0 or less for none
-    u32 mask;      // the bits of a word that are stored; the others become 0 (groups that do not exist, in tiles)
+    u32 mask;      // the bits of a word that are kept; the other bits, of groups that do not exist, are stored as 0
 };
 
 __device__ __forceinline__ int padded4(int rows) { return (rows + 3) / 4 * 4; }
@@ -89,7 +90,8 @@ __device__ __forceinline__ void store_scales(char* scales, const Arrangement& a,
     }
 }
 
-// Clears the padding behind the rows of all ranks, for thread `first` of `count` threads that share the work.
+// Clears the padding after the last row of all ranks. `first` is the number of this thread among the `count` threads
+// that share the work.
 __device__ __forceinline__ void clear_rows_behind(char* scales, const Arrangement& a, u32 first, u32 count) {
     if (a.tiles) {
         clear_row_padding<u8, ScaleLayout::tiles>(scales, a.rows, a.groups, first, count);

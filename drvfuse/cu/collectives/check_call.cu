@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares a rank's call with the calls of its peers, before the call's own kernels begin.
 //
-// Layout. None: it moves no data.
+// Layout. None: the kernel moves no data.
 // Grid. One block of 32 threads; thread p waits for rank p.
 // Memory ordering. sync/calls.cuh. The call's kernels begin when this kernel has completed. Then the calls are equal,
 // or the abort word is set, which keeps those kernels from waiting.

@@ -4,8 +4,8 @@
 #include "common/epilogue.cuh"
 
 #ifdef DRVFUSE_EPILOGUE
-// Applies the epilogue to the elements first, first + 1, ... of the tensor. Elements outside [begin, end) are left out, as
-// the epilogue may index arrays by i, row or col.
+// Applies the epilogue to the elements first, first + 1, ... of the tensor. Elements outside [begin, end) are left out,
+// since the epilogue may index arrays by i, row or col.
 template <int W>
 __device__ __forceinline__ void apply_epilogue(float (&v)[W], i64 first, i64 begin, i64 end, i64 columns, int rank,
                                                const EpilogueParams& params) {

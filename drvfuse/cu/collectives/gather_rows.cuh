@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies of the results or normed rows that the owners of rows have stored for all ranks, to a tensor of T.
 //
-// `row(owner)` is the row of the tensor that an owner has, or negative if it has none. `from(owner)` is the address of that
-// row's bytes, a multiple of 16. The copies begin with the owner `First` ranks behind this rank, so that not all ranks read
-// from one. `tensor` is passed by reference, so that the compiler loads it inside the loop and no register keeps it.
+// `row(owner)` is the index in the tensor of the owner's row, or negative if the owner has no row. `from(owner)` is the
+// address of the bytes of that row, a multiple of 16. The copies begin with the rank `First` ranks after this rank, so
+// that not all ranks read from the same rank at a time. `tensor` is passed by reference, so that the compiler loads it
+// inside the loop and no register keeps it.
 #pragma once
 #include "collectives/norm_rows.cuh"
 
@@ -41,7 +42,7 @@ __device__ __forceinline__ void gather_aligned(const FusedParams& p, void* const
     }
 }
 
-// Copies rows pack by pack, if they are not aligned in the tensor or their packs have fewer bytes there.
+// Copies rows pack by pack: for rows that are not aligned in the tensor, or whose packs have fewer bytes in the tensor.
 template <typename T, int First, typename From, typename Row>
 __device__ __forceinline__ void gather_ragged(const FusedParams& p, void* const& tensor, const From& from,
                                               const Row& row) {
@@ -72,7 +73,7 @@ __device__ __forceinline__ void gather_rows(const FusedParams& p, void* const& t
     }
 }
 
-// Copies the scales of the groups of those rows; a row's scales lie `stride` bytes apart at its owner.
+// Copies the scales of the groups of these rows. At the owner the scales of a row lie `stride` bytes apart.
 template <int First, typename From, typename Row>
 __device__ __forceinline__ void gather_groups(const FusedParams& p, u32 stride, const From& from, const Row& row) {
 #pragma unroll 1

@@ -12,8 +12,8 @@ constexpr int MOST_TENSORS = DRVFUSE_MANY;
 struct ManyCall {
     const void* inputs[MOST_TENSORS];
     void* outputs[MOST_TENSORS];
-    i64 counts[MOST_TENSORS];  // elements of each tensor
-    i64 first[MOST_TENSORS];   // beyond all packs for t at least the number of tensors
+    i64 counts[MOST_TENSORS];  // the number of elements of each tensor
+    i64 first[MOST_TENSORS];   // the index of each tensor's first pack; 2^62 for entries without a tensor
 };
 
 // The tensor that has pack `index` of the sequence.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-gather, broadcast and all-to-all behind barriers: bytes of each rank to others, in one kernel per rank.
+// All-gather, broadcast and all-to-all between barriers: each rank's bytes are copied to other ranks, in one kernel per
+// rank.
 //
 // Layout. moves.cuh. Pack j of the bytes that one rank sends to another belongs to thread j mod (blocks * threads) of the
 // grid, on both ranks.
@@ -14,20 +15,22 @@
 // one slot, otherwise one for each pair of ranks, by distance.
 // A rank begins with the peer at distance 1, so that not all ranks access the same rank at a time.
 //
-// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, moves and chunk on every rank.
+// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks; the grid, the table of moves and the chunk are the same on
+// every rank.
 //
-// Memory ordering. Thread t of block b accesses only those bytes of a peer's memory that thread t of block b there
-// accesses, or that no kernel writes between the barriers; so the barrier between blocks of equal index (barrier.cuh)
-// orders all of this.
+// Memory ordering. Thread t of block b accesses only those bytes of a peer's memory that the peer's thread t of block b
+// accesses, or that no kernel writes between the barriers. So the barrier between blocks of equal index (barrier.cuh)
+// orders all these accesses.
 //   Direct: at the start barrier all peers have completed the earlier work of their streams, so inputs are written and
 //   outputs are free. At the end barrier a rank's peers have read all of its input (pull) or written all of its output
 //   (put): each block has acquired what the peers' blocks of its index have released, and the end of the kernel makes that
 //   visible to later work in the stream. Inputs and outputs of one call overlap only in bytes that stay where they are.
-//   Staged: a block writes a half again two chunks later, after the barrier of the chunk between, at which the peers'
-//   blocks arrive after reading that half. Payloads are free behind the start barrier of a call. No other rank reads an
-//   input or writes an output. In place a thread has staged a pack before it stores a received pack in its place.
+//   Staged: a block writes to a half again two chunks later. Before that it passes the barrier of the chunk between, at
+//   which the peers' blocks arrive after they have read the half. Payloads are free after the start barrier of a call.
+//   No other rank reads an input or writes an output. In place, a thread has staged a pack before it stores a received
+//   pack in its place.
 //
-// Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
+// Failure. If a barrier gives up, the block skips the rest of the kernel, and outputs are undefined (barrier.cuh).
 #include "collectives/move_copies.cuh"
 #include "sync/barrier.cuh"
 
@@ -40,8 +43,9 @@ static_assert(STAGED || !PUT || !ARRANGED, "a rank arranges scales in its own ou
 
 #if !DRVFUSE_STAGED
 
-// The threads that copy bytes to other ranks, and the threads that copy bytes that stay: every eighth block copies the
-// latter, while the others use the links. With fewer blocks, or if no bytes stay, all threads do both in turn.
+// The threads that copy bytes between ranks, and the threads that copy bytes that stay on their rank. Every eighth
+// block copies bytes that stay, while the other blocks use the links. With fewer than eight blocks, or if no bytes
+// stay, all threads do both in turn.
 struct Teams {
     Team moving, staying;
 };

@@ -14,14 +14,15 @@ __device__ __forceinline__ Team whole_grid() {
     return {i64(blockIdx.x) * blockDim.x + threadIdx.x, i64(gridDim.x) * blockDim.x};
 }
 
-// Copies up to RUNS packs per lane, which are `stride` packs apart: the first from `source` to `target`, and no pack beyond
-// the next `count` packs. It stops before the first pack for which the packs of the warp are not one run in both arrays.
-// All loads are issued before the first store. Returns the number of packs per lane that were copied. Called by whole warps.
+// Copies up to RUNS packs per lane. The packs of a lane are `stride` packs apart; the first is copied from `source` to
+// `target`, and packs from index `count` on are not copied. The function stops before the first pack for which the
+// packs of the warp are not one run in both arrays. All loads are issued before the first store. Returns the number of
+// packs per lane that were copied. Called by whole warps.
 template <int RUNS>
 __device__ __forceinline__ int copy_runs(const Spot& source, const Spot& target, i64 count, i64 stride) {
     if (!all_in_a_run(source) || !all_in_a_run(target) || source.address == target.address) return 0;
     i64 bytes = min(min(source.remaining, target.remaining), count * 16);
-    bytes = __shfl_sync(0xffffffffu, bytes, 31);  // of the last lane: it has the packs that are nearest to the end
+    bytes = __shfl_sync(0xffffffffu, bytes, 31);  // the value of the last lane, whose packs are nearest to the end
     Loaded loaded[RUNS];
     int copied = 0;
 #pragma unroll
@@ -40,9 +41,9 @@ __device__ __forceinline__ int copy_runs(const Spot& source, const Spot& target,
     return copied;
 }
 
-// Copies the team's packs j of [0, count) from from(j) to to(j). Packs without bytes, and those that are in their place, are
-// left out. B packs per thread are in flight if all of them are whole and aligned, otherwise RUNS packs. Called by whole
-// warps.
+// Copies the team's packs j of [0, count) from from(j) to to(j). Packs without bytes, and packs that are already in
+// their place, are left out. B packs per thread are in flight if all of them are whole and aligned, otherwise RUNS
+// packs. Called by whole warps.
 template <int B, int RUNS, typename From, typename To>
 __device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& trace, const From& from, const To& to) {
     if (team.number < 0) return;

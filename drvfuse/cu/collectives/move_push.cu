@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-gather, broadcast and all-to-all by pushing: bytes of each rank to others, in one kernel per rank, without a barrier.
+// All-gather, broadcast and all-to-all by pushing: each rank sends bytes to other ranks, in one kernel per rank,
+// without a barrier.
 //
 // Layout. moves.cuh. The packs of a pair of ranks are cut into rounds of `chunk_packs`, a multiple of the block's threads,
-// and a round into units of one pack per thread: block b does units b, b + blocks, ... of every round, for all peers at
-// once. A pair with fewer packs than others sends keys and no packs in its last units. With each unit a thread also copies
-// one pack of the bytes that stay on its rank; if more packs stay than are sent, it copies the others at the end.
-// DRVFUSE_SAME: a rank's bytes are the same for all peers and its own output (all-gather, broadcast), so they are loaded
-// once.
+// and a round into units of one pack per thread: block b processes units b, b + blocks, ... of every round, for all
+// peers at once. A pair with fewer packs than others sends keys and no packs in its last units. With each unit a thread
+// also copies one pack of the bytes that stay on its rank; if more packs stay than are sent, it copies the others at
+// the end.
+// DRVFUSE_SAME: a rank's bytes are the same for all peers and for its own output (all-gather, broadcast), so they are
+// loaded once.
 //
 // Grid. One dimension, the same on every rank. Blocks without units copy bytes that stay and take part in the epoch.
 //
@@ -15,18 +17,18 @@
 // output; and in an all-to-all, whose rows for a rank lie where the rows from that rank go, the thread that writes a
 // pack has loaded the pack that was there.
 //
-// Failure. push.cuh; outputs are then undefined.
+// Failure. As push.cuh says. Outputs are undefined after a failure.
 #include "collectives/move_slots.cuh"
 
 constexpr bool SAME = DRVFUSE_SAME;
 constexpr int SOURCES = SAME ? 1 : PEERS + 1;
 
-// A thread's packs of a unit: one for all ranks, or one for each peer and then the pack that stays. A pack that does not
-// exist is not sent.
+// A thread's packs of a unit. With SAME it is one pack for all ranks, otherwise a pack for each peer and then the pack
+// that stays on this rank. A pack that does not exist is not sent.
 struct Packs {
     u32 word[SOURCES][4];
     bool exists[SOURCES];
-    int own_bytes;  // bytes of the pack that stays; 0 if there is none, or if it is in its place already
+    int own_bytes;  // size of the pack that stays on this rank; 0 if there is none, or if it is in its place already
 };
 
 __device__ __forceinline__ void load_unit(Packs& packs, const MovePushParams& p, i64 index) {
@@ -91,13 +93,14 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
     begin(p.call);
     const i64 first_index = i64(blockIdx.x) * blockDim.x + threadIdx.x;
     const Spot first_source = source_of(p, RANKS > 1, first_index);
-    if (first_source.remaining > 0) ptx::prefetch_l2(first_source.address);  // warms the address translation
+    if (first_source.remaining > 0)
+        ptx::prefetch_l2(first_source.address);  // brings the translation of the address into the TLB
     Pushing push(p.call, p.push);
     follow_producer(trace);
     Packs packs;
-    // before start(): later instructions wait for the state that it loads
+    // before start(), as later instructions wait for the epoch that start() loads
     if (RANKS > 1 && first_index < p.chunk_packs) load_unit(packs, p, first_index);
-    clear_padding(p);  // while the packs are loaded
+    clear_padding(p);  // during the loads of the packs
     push.start();
     bool first = true;
 #pragma unroll 1

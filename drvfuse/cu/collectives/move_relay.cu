@@ -49,7 +49,7 @@ __device__ __forceinline__ void move_unit(const MovePushParams& p, Pushing& push
     }
 #pragma unroll
     for (int distance = 1; distance < RANKS; ++distance) {
-        // A relay has not yet received the bytes for the others; the words that it sends to the root need no bytes.
+        // A relay sends to the root now, a key without bytes, and to the others after it has received their bytes.
         if (!relays || distance == RANKS - behind_root)
             send_to(push, unit.slots, distance, exists && distance == unit.relay, own[0]);
     }

@@ -23,9 +23,9 @@ __device__ __forceinline__ bool all_are_whole(const MovePushParams& p) {
 
 using Pushing = KeyedPush<RANKS>;
 
-// Slots of a round, behind the greetings of other kernels, by distance: packs [distance - 1][chunk_packs], then keys
-// [distance - 1][chunk_packs / 32]. `offset` and `key_offset` are those of this thread's pack and key at distance 1, and the
-// strides lead from one distance to the next.
+// The slots of a round, which follow the greetings of other kernels. By distance: first the packs, [distance -
+// 1][chunk_packs], then the keys, [distance - 1][chunk_packs / 32]. `offset` and `key_offset` are the offsets of this
+// thread's pack and key at distance 1. `stride` and `key_stride` are the bytes from one distance to the next.
 struct Slots {
     u32 offset, stride, key_offset, key_stride;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which bytes of which rank go where, and packs of these bytes, for the kernels that move bytes.
+// The tables of the kernels that move bytes, which say which bytes of which rank go where, and the places of their
+// packs.
 //
 // All tables are by distance. Entry d of `sent` are the bytes from this rank to rank (rank + d) mod ranks, entry d of
 // `received` the bytes from rank (rank - d) mod ranks to this rank, and entry 0 of both the bytes that stay. The bytes
@@ -14,7 +15,7 @@ constexpr int PEERS = RANKS > 1 ? RANKS - 1 : 1;  // an array cannot be empty
 constexpr bool ARRANGED = DRVFUSE_ARRANGED;       // the scales have an Arrangement
 
 struct Move {
-    i64 source, target, nbytes;  // offsets in the sender's input and in the receiver's output
+    i64 source, target, nbytes;  // offsets in the sender's input and in the receiver's output; the size
 };
 
 struct Moved {
@@ -30,21 +31,21 @@ struct Moved {
 struct MoveParams {
     Call call;
     Moved rows, scales;
-    i64 most;         // the number of packs of the pair of ranks with the most
+    i64 most;         // the number of packs of the pair of ranks that has most packs
     i64 chunk_packs;  // packs of each pair that one round sends, or that are staged at a time
     Arrangement arrangement;
 };
 
 __device__ __forceinline__ i64 packs_of(i64 bytes) { return (bytes + 15) / 16; }
 
-// The place of pack `index` of an array of rows, followed by an array of scales.
+// The place of pack `index` of a sequence of packs: first those of an array of rows, then those of an array of scales.
 __device__ __forceinline__ Spot spot(char* rows, i64 row_bytes, char* scales, i64 scale_bytes, i64 index) {
     const i64 behind = index - packs_of(row_bytes);
     if (behind < 0) return {rows + index * 16, row_bytes - index * 16};
     return {scales + behind * 16, scale_bytes - behind * 16};
 }
 
-// The pack in this rank's input that it sends to the rank at that distance.
+// The place in this rank's input of a pack that it sends to the rank at that distance.
 __device__ __forceinline__ Spot source_of(const MoveParams& p, int distance, i64 index) {
     const Move &rows = p.rows.sent[distance], &scales = p.scales.sent[distance];
     return spot(p.rows.input + rows.source, rows.nbytes, p.scales.input + scales.source, scales.nbytes, index);
@@ -54,7 +55,7 @@ __device__ __forceinline__ Spot source_of(const MoveParams& p, int distance, i64
 struct ArrangedSpot : Spot {
     const MoveParams& p;
     int distance;
-    i64 pack;  // its number among the sender's scales; negative for a pack of rows
+    i64 pack;  // the index of the pack among those of the sender's scales; negative for a pack of rows
 
     __device__ __forceinline__ ArrangedSpot(const MoveParams& params, int from, i64 index)
         : p(params), distance(from), pack(index - packs_of(params.rows.received[from].nbytes)) {
@@ -84,14 +85,14 @@ __device__ __forceinline__ auto target_of(const MoveParams& p, int distance, i64
     }
 }
 
-// The pack in the input of the rank from which this one receives.
+// The place in the sender's input of a pack that this rank receives. `distance` is that from the sender to this rank.
 __device__ __forceinline__ Spot far_source_of(const MoveParams& p, int distance, i64 index) {
     const Move &rows = p.rows.received[distance], &scales = p.scales.received[distance];
     const auto input = [&](const Moved& of) { return distance > 0 ? of.far[distance] : of.input; };
     return spot(input(p.rows) + rows.source, rows.nbytes, input(p.scales) + scales.source, scales.nbytes, index);
 }
 
-// The pack in the output of the rank to which this one sends.
+// The place in the receiver's output of a pack that this rank sends. `distance` is that from this rank to the receiver.
 __device__ __forceinline__ Spot far_target_of(const MoveParams& p, int distance, i64 index) {
     const Move &rows = p.rows.sent[distance], &scales = p.scales.sent[distance];
     const auto output = [&](const Moved& of) { return distance > 0 ? of.far[distance] : of.output; };

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The first step of a call over several nodes: the partial sums of this rank's part of a tensor, over the ranks of its
-// node. nodes.cuh and docs/nodes.md describe the steps behind it.
+// node. nodes.cuh and docs/nodes.md describe the later steps.
 //
 // Layout. The tensor is `items` items of `item_packs` packs of 16 bytes; rank k of the node owns a range of items
 // (partition.cuh). For the all-reduce an item is a pack of the flat tensor, whose one row has `columns` elements and
 // `row_packs` packs; the last pack may be partial. For the fused op an item is a row. With DRVFUSE_RAGGED rows may
-// begin at any element and end in a partial pack; elements behind the end count as +0, and take part in the exchange.
+// begin at any element and end in a partial pack; elements after the end count as +0, and take part in the exchange.
 // Pack j of a range belongs to thread j mod (blocks * threads) of the grid, on every rank of the node.
 //   STAGED   inputs that peers cannot read: each rank first copies its input to its payload, from offset `staging` on, with
 //            as many packs for every owner as the largest range has.
@@ -27,11 +27,11 @@
 //   Partial sums: written after the start barrier, as they may lie where peers read results or staging of an earlier call
 //   or chunk; then written and read on this device alone, by kernels and the exchange in the order of the stream.
 //
-// Failure. A barrier that gives up makes the block skip the rest (barrier.cuh). The block clears its sums, so that no kernel
-// reads memory that was never written, and their status says to all nodes that they are undefined (nodes.cuh). These stores,
-// and those of the exchange, may come before the start barrier: a peer that still runs an earlier call may then read wrong
-// data, in a call whose own barriers have not failed (docs/nodes.md). The host watches the exchange all
-// the same (progress.cuh); the kernel after the exchange gives up at its own barrier.
+// Failure. If a barrier gives up, the block skips the rest of the kernel (barrier.cuh). It clears its sums, so that no kernel
+// reads memory that was never written, and the status of the sums says to all nodes that they are undefined (nodes.cuh).
+// These stores, and those of the exchange, may come before the start barrier: a peer that still runs an earlier call may then
+// read wrong data, in a call whose own barriers have not failed (docs/nodes.md). The host watches the exchange all the same
+// (progress.cuh); the kernel after the exchange gives up at its own barrier.
 #include "collectives/nodes.cuh"
 #include "collectives/ranges.cuh"
 #include "sync/barrier.cuh"

@@ -31,7 +31,7 @@ struct NodeCall {
 
 using SumPack = Pack<float, W>;
 constexpr i64 SUM_BYTES = sizeof(SumPack);
-constexpr int NODES_AT_ONCE = PACKS > 2 ? 2 : 4;  // packs in flight per thread; others have their sums in registers
+constexpr int NODES_AT_ONCE = PACKS > 2 ? 2 : 4;  // packs in flight per thread; registers are needed for other sums
 
 // total = +0.0f + node 0 + node 1 + ... load(pack, address) loads the pack of one node; the pack of node 0 is at `from`.
 template <typename Load>

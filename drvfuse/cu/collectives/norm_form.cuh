@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forms of the fused kernels: what they do to a row, their parameters, and packs of rows in the caller's tensors.
 //
-//   DRVFUSE_RESIDUAL        a residual is added; it and residual_out are of DRVFUSE_RESIDUAL_DTYPE, the input's type or
-//                           float. The tree of a row's sums is defined on the input's packs in either case.
+//   DRVFUSE_RESIDUAL        a residual is added. The residual and residual_out are of DRVFUSE_RESIDUAL_DTYPE, which is
+//                           the input's type or float. In both cases the order in which a row is summed is defined by
+//                           the input's packs.
 //   DRVFUSE_GAMMA_DTYPE     the type of gamma and beta: the input's or float.
 //   DRVFUSE_LAYER           the mean is subtracted before the norm (LayerNorm). With DRVFUSE_BETA beta is added after it.
 //   DRVFUSE_NORMED          the normed rows are stored too, in the input's type.
-//   DRVFUSE_HEAD            if not 0, a row consists of heads of this number of columns, and each head is normed and quantised by
-//                           itself. 1, 2, 4, ... or 32 adjacent lanes hold the packs of a head.
+//   DRVFUSE_HEAD            if not 0, a row consists of heads of this number of columns, and each head is normed and
+//                           quantised by itself. 1, 2, 4, ... or 32 adjacent lanes hold the packs of a head.
 //   DRVFUSE_QUANT, _GROUP, _SCALES_LAYOUT  how rows are quantised (quantise.cuh); `scale_ub` is the number `given` there.
 #pragma once
 #include "collectives/kernel.cuh"
@@ -53,7 +54,7 @@ struct FusedParams {
     const void* beta;
     void* normed_output;
     int all_rows;   // rows of the tensor
-    int first_row;  // the tensor's row with which this launch begins; used for scales by column or in tiles
+    int first_row;  // the index in the tensor of this launch's first row; used for scales by column or in tiles
 #endif
 };
 

@@ -3,12 +3,12 @@
 #pragma once
 #include "collectives/row_norm.cuh"
 
-// Packs of every source that a thread has in flight: four to eight loads if the row has so many packs and registers
-// suffice. With NODES one pack of the source takes several loads (nodes.cuh).
+// The number of packs of every source that a thread has in flight: enough for four to eight loads, if the row has so
+// many packs and registers suffice. With NODES a pack of the source takes several loads (nodes.cuh).
 constexpr int WISHED = NODES || SOURCES > 4 || (PACKS * SOURCES > 12) ? 1 : SOURCES > 2 || PACKS > 3 ? 2 : 4;
 constexpr int BATCH = WISHED < PACKS ? WISHED : PACKS;
 
-// A block's state over all rows of a call, and the steps of a row.
+// The state that a block keeps for all rows of a call, and the steps by which it processes a row.
 class Rows : public RowNorm {
 public:
     __device__ __forceinline__ Rows(const FusedParams& p, Scratch& scratch, Trace& trace) : RowNorm(p, scratch, trace) {
@@ -58,7 +58,8 @@ public:
         }
     }
 
-    // sum() and add_residual() for a row that is not normed here, so that one pack at a time is in registers.
+    // sum() and add_residual() for a row that this rank does not normalise yet: only one pack at a time is in
+    // registers.
     template <typename Load, typename Store>
     __device__ __forceinline__ void sum_with_residual(int row, const Load& load, const Store& store) {
 #pragma unroll 1

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stores scales that the driver has copied from one rank to their places among the scales of all rows, on one device.
 //
-// Layout. arranged_scales.cuh: packs of 16 bytes, from pack `begin` of the rank's scales on, which lie at `source`.
+// Layout. As arranged_scales.cuh says. A launch stores `nbytes` bytes of the rank's scales, in packs of 16, from pack
+// `begin` on. They lie at `source`.
 // Grid. One dimension, any number of blocks: pack j belongs to thread j mod (blocks * threads).
 // Memory ordering. No block reads what this kernel writes; the wait for the producer precedes every read.
-// Failure. It waits for nothing else, so it cannot hang.
+// Failure. The kernel waits only for the producer, so it cannot hang.
 #include "collectives/arranged_scales.cuh"
 #include "sync/pdl.cuh"
 
@@ -14,7 +15,7 @@ struct PlaceScalesParams {
     char* source;
     i64 begin, nbytes;
     int distance;
-    int clears;  // whether the padding behind all rows is cleared
+    int clears;  // whether the padding after the last row is cleared
 };
 
 extern "C" __global__ void __launch_bounds__(256) place_scales(const __grid_constant__ PlaceScalesParams p) {

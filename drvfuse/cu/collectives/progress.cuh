@@ -5,13 +5,13 @@
 // which the kernels before and after each exchange write, in replays of a graph too. While the first word of a pair is
 // ahead of the second, the rank is in an exchange.
 //   begun, ended       for exchanges of partial sums: the last block of `node_sums` stores the new epoch to
-//                      `begun`, and the kernel behind the exchange stores the same epoch, which it reads, to `ended`.
+//                      `begun`, and the kernel after the exchange stores the same epoch, which it reads, to `ended`.
 //                      If `node_sums` gives up, the epoch stays as it is, and the exchange takes place all the same:
-//                      then it stores 0 to `ended` and the time to `begun`. The kernel behind the exchange of an
+//                      then it stores 0 to `ended` and the time to `begun`. The kernel after the exchange of an
 //                      aborted rank stores the largest number to `ended`.
 //   sending, received  for all other exchanges, if the engine's waits are not bounded: `count_exchange` adds one to
-//                      `sending` before the exchange, and `exchange_ended` one to `received` after it.
-// One rank writes a word, in the order of its stream.
+//                      `sending` before the exchange, and `exchange_ended` adds one to `received` after it.
+// Each word is written by one rank only, in the order of its stream.
 #pragma once
 #include "common/prelude.cuh"
 #include "ptx/ordered.cuh"

@@ -29,7 +29,7 @@ __device__ __forceinline__ void into_rank_order(P (&packs)[RANKS], int rank) {
     }
 }
 
-// The sum in fp32, over the ranks, of this rank's pack `own` and the peers' packs, which are received in the slots.
+// Receives the peers' packs, and sums them and this rank's pack `own` in fp32, in the order of the ranks.
 template <typename Push>
 __device__ __forceinline__ void sum_received(float (&sum)[W], Push& push, const InPack& own, u32 offset, u32 stride,
                                              int rank, bool wanted) {

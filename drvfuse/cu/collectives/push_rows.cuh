@@ -16,7 +16,7 @@ struct FusedPushParams : FusedParams {
 // also sends rows beyond the tensor's end, whose contents are not used.
 __device__ __forceinline__ bool inside(const FusedPushParams& p, int row) { return row < p.rows; }
 
-// Loads this thread's packs of row `row` of the own input; without such a row the packs stay unchanged.
+// Loads this thread's packs of row `row` of the own input. If the tensor has no such row, the packs stay unchanged.
 __device__ __forceinline__ void load_row(InPack (&own)[PACKS], const FusedPushParams& p, const Rows& rows, int row) {
     if (!inside(p, row)) return;
 #pragma unroll
@@ -25,7 +25,7 @@ __device__ __forceinline__ void load_row(InPack (&own)[PACKS], const FusedPushPa
     }
 }
 
-// Calls send(offset in the row, words) for each of the packs.
+// Calls send(offset, words) for each of this thread's packs; `offset` is the offset of the pack in the row, in bytes.
 template <typename Send>
 __device__ __forceinline__ void send_row(const InPack (&own)[PACKS], const Rows& rows, const Send& send) {
 #pragma unroll

@@ -13,10 +13,11 @@
 // rounds, each of them sends chunk_packs packs to every peer, with zeros beyond the end of a part. That costs the call
 // no time, as the rank with the largest part receives this number of packs anyway.
 //
-// Grid. One dimension, the same on every rank, no more blocks than the first round of the largest part has units: every
+// Grid. One dimension, the same on every rank, and no more blocks than the first round of the largest part has units,
+// since a block calls join() when it has sent its first unit.
 // block joins.
 //
-// Numerics. +0.0f, then ranks 0..n-1 in fp32, then the epilogue, then one rounding, as in allreduce.cu.
+// Numerics. As in allreduce.cu: +0.0f plus ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
 //
 // Memory ordering. push.cuh, as for push_one_shot in allreduce_push.cu. Where a call has several rounds, thread t of
 // block b receives in every round, for each pack that it sends to a peer, a pack from thread t of block b of that peer.
@@ -24,7 +25,7 @@
 // is free when the rank's kernel completes. The output may be this rank's part of the input, as the thread that writes
 // a pack has read it before, and no other thread reads its elements.
 //
-// Failure. push.cuh; outputs are then undefined.
+// Failure. As push.cuh says. Outputs are undefined after a failure.
 #include "collectives/push_packs.cuh"
 #include "collectives/scatter_parts.cuh"
 
@@ -41,7 +42,7 @@ __device__ __forceinline__ i64 sent_packs(const ScatterPushParams& p, const Part
     return part.packs() > 0 || FAULT("scatter-empty-part-not-told") ? part.packs() : 1;
 }
 
-// One thread's pack of a unit: its number in the round, and its number in every part that is large enough.
+// One thread's pack of a unit: its index in the round, and its index in every part that has so many packs.
 struct Place {
     i64 in_round;
     i64 index;
@@ -52,7 +53,7 @@ __device__ __forceinline__ Place place(const ScatterPushParams& p, int round, i6
     return {in_round, round * p.chunk_packs + in_round};
 }
 
-// Whether the round sends this pack of the part, which may lie behind the end of the part.
+// Whether the round sends this pack of the part, which may lie after the end of the part.
 __device__ __forceinline__ bool is_sent(const ScatterPushParams& p, const Part& part, const Place& at) {
     return at.in_round < sent_packs(p, part);
 }
@@ -63,7 +64,7 @@ __device__ __forceinline__ InPack load_of(const ScatterPushParams& p, const Part
     return pack;
 }
 
-// Loads the packs of the peers' parts, by distance.
+// Loads the packs for the peers: packs[d] is a pack of the part of the peer at distance d.
 __device__ __forceinline__ void load_peers(InPack (&packs)[RANKS], const ScatterPushParams& p, const Place& at) {
 #pragma unroll
     for (int distance = 1; distance < RANKS; ++distance)
@@ -98,7 +99,8 @@ __device__ __forceinline__ void reduce(const ScatterPushParams& p, Pushing& push
     trace.lap(TraceRole::store);
 }
 
-// The least blocks per multiprocessor that plans rely on, for blocks of 256 and of up to 128 threads.
+// The minimum number of resident blocks per multiprocessor, on which plans rely, for blocks of 256 and of up to 128
+// threads.
 constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
 constexpr int LARGE_BLOCKS = RANKS > 4 ? 2 : RANKS > 2 ? 3 : 4;
 constexpr int SMALL_BLOCKS = RANKS > 4 ? 4 : RANKS > 2 ? 6 : 8;
@@ -115,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? 
     const Part own_part(p, p.call.rank);
     const Place first = place(p, 0, blockIdx.x);
     InPack own = {}, packs[RANKS];
-    load_peers(packs, p, first);  // before start(): later instructions wait for the state that it loads
+    load_peers(packs, p, first);  // before start(), as later instructions wait for the epoch that start() loads
     if (DEPTH == 0) own = load_of(p, own_part, first);
     push.start();
     // units per round

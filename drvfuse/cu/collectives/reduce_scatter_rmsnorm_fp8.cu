@@ -8,21 +8,22 @@
 //   STAGED  inputs that peers cannot read: each rank first copies the rows that the others own, chunk by chunk, to its
 //           payload. The payload has two halves of ranks * chunk_rows rows of whole packs, by owner, which are used in
 //           turn.
-//   LOCAL   the sources lie on this device and are complete before the launch: no barrier (algorithm "naive").
+//   LOCAL   the sources lie on this device and are complete before the launch, so there is no barrier (algorithm
+//           "naive").
 //   NODES   (LOCAL) the sources are the partial sums of all nodes for this rank's rows, as in reduce_scatter.cu. The
 //           sums of node 0 begin at `sums`, and rows follow one another without gaps.
 //
-// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b does rows b, b + blocks, ... of
-// the own part, or of each chunk. Threads: as in allreduce_rmsnorm_fp8.cu.
+// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b processes rows b, b + blocks,
+// ... of the own part, or of each chunk. Threads: as in allreduce_rmsnorm_fp8.cu.
 //
-// Numerics. As in allreduce_rmsnorm_fp8.cu: the tree of a row's sum depends on its packs alone.
+// Numerics. As in allreduce_rmsnorm_fp8.cu. The order in which a row's squares are added depends only on its packs.
 //
 // Memory ordering. As in reduce_scatter.cu, with rows in place of packs: block b stages what block b of the owner
 // reads, and the barrier between blocks of equal index orders the two. A rank alone reads its residuals;
 // residual_output may be residual, as a thread stores a pack after it has read it. gamma and beta may be read before the
 // wait for the producer (row_norm.cuh).
 //
-// Failure. A barrier that gives up makes the block skip the rest; outputs are then undefined (barrier.cuh).
+// Failure. If a barrier gives up, the block skips the rest of the kernel, and outputs are undefined (barrier.cuh).
 #include "collectives/nodes.cuh"
 #include "collectives/scatter_rows.cuh"
 #include "sync/barrier.cuh"

@@ -4,29 +4,31 @@
 //
 // Layout. Tensors are [rows, columns], contiguous; scatter_rows.cuh says which rank owns which rows. A row is in the
 // registers of a cluster of DRVFUSE_CLUSTER blocks (or of one block), as in allreduce_rmsnorm_fp8_push.cu. Parts are
-// cut into rounds of `chunk_rows` rows of each; cluster c does rows c, c + clusters, ... of every round: it sends that
-// row of each peer's part to the peer, and sums and normalises that row of its own. Slots of a round, after the
+// cut into rounds of `chunk_rows` rows of each; cluster c processes rows c, c + clusters, ... of every round: it sends
+// that row of each peer's part to the peer, and sums and normalises that row of its own. Slots of a round, after the
 // greetings, in rows of whole packs: [distance - 1][chunk_rows].
 //
 // What is sent. As in reduce_scatter_push.cu, with rows in place of packs: for an empty part one row of zeros is sent, and
 // where a call has several rounds, each sends chunk_rows rows to every peer.
 //
-// Grid. One dimension, a multiple of the cluster, the same on every rank, no more clusters than the first round of the
-// largest part has rows: every block joins. Threads: a multiple of 32 up to 1024.
+// Grid. One dimension, a multiple of the cluster, the same on every rank, and no more clusters than the first round of
+// the largest part has rows, since a block calls join() when it has sent its first rows. Threads: a multiple of 32 up
+// to 1024.
 //
-// Numerics. As in allreduce_rmsnorm_fp8.cu: the tree of a row's sum depends on its packs alone.
+// Numerics. As in allreduce_rmsnorm_fp8.cu. The order in which a row's squares are added depends only on its packs.
 //
 // Memory ordering. push.cuh, as in reduce_scatter_push.cu: a thread sends, receives and clears packs of the same rows in
 // every round. Inputs and residuals are read by their own rank alone. residual_output may be residual: a thread stores a
 // pack after it has read it. gamma and beta may be read before the wait for the producer (row_norm.cuh).
 //
-// Failure. push.cuh; outputs are then undefined. cluster_reduce.cuh says why no block exits while another sends to it.
+// Failure. As push.cuh says. Outputs are undefined after a failure. cluster_reduce.cuh says why no block exits while
+// another sends to it.
 #include "collectives/push_packs.cuh"
 #include "collectives/scatter_rows.cuh"
 
 using Pushing = Push<RANKS, true, (DRVFUSE_MOST_THREADS > 256), false>;
 
-// Number of rows, each for another peer, whose packs a thread loads into registers before it sends them.
+// The number of rows, each for a different peer, whose packs a thread loads before it sends the first of them.
 constexpr int AT_ONCE = RANKS <= 2 || PACKS >= 8 ? 1 : PACKS * (RANKS - 1) <= 8 ? RANKS - 1 : 8 / PACKS;
 
 struct FusedScatterPushParams : FusedParams {
@@ -41,13 +43,13 @@ __device__ __forceinline__ int sent_rows(const FusedScatterPushParams& p, int ra
     return rows > 0 || FAULT("scatter-empty-part-not-told") ? rows : 1;
 }
 
-// One block's share of a call: row after row of every part.
+// What one block does in a call: for one row index after another it exchanges that row of every part.
 class Exchange {
 public:
     __device__ __forceinline__ Exchange(const FusedScatterPushParams& p, Rows& rows, Pushing& push, Trace& trace)
         : p_(p), rows_(rows), push_(push), trace_(trace) {}
 
-    // Called before anything is read: prefetches the address translations of the first rows of all parts.
+    // Brings the address translations of the first rows of all parts into the TLB. Called before anything is read.
     __device__ __forceinline__ void prefetch(int row) const {
 #pragma unroll
         for (int rank = 0; rank < RANKS; ++rank) {
@@ -63,7 +65,8 @@ public:
         load_peers(1, begin, row);
     }
 
-    // Exchanges, sums and normalises row `row` of the round that begins `begin` rows into every part.
+    // Exchanges, sums and normalises one row of each part: row `row` of a round whose first row is row `begin` of the
+    // part.
     __device__ __forceinline__ void run(int begin, int row) {
         const u32 offset = GREETINGS_BYTES + row * input_stride(p_);
         const u32 stride = p_.chunk_rows * input_stride(p_);
@@ -97,7 +100,8 @@ public:
     }
 
 private:
-    // Loads this thread's packs of a row of the part of the rank at that distance; without such a row they become zeros.
+    // Loads this thread's packs of a row of the part that the rank at that distance owns. If the part has no such row,
+    // they become zeros.
     __device__ __forceinline__ void load_row(InPack (&packs)[PACKS], int distance, int begin, int row) const {
         const int rank = (p_.call.rank + distance) % RANKS;
         const bool exists = row < sent_rows(p_, rank) && begin + row < p_.parts.rows(rank);
@@ -139,7 +143,7 @@ private:
     InPack peers_[AT_ONCE][PACKS];
 };
 
-// The least blocks per multiprocessor that plans rely on.
+// The minimum number of resident blocks per multiprocessor, on which plans rely.
 constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
 constexpr int BLOCKS = COMPARES && MOST_THREADS <= 128 ? 5 : 1;
 
@@ -155,8 +159,8 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
     const int first = blockIdx.x / CLUSTER;
     exchange.prefetch(first);
     follow_producer(trace);
-    exchange.load(0, first);  // before start(): later instructions wait for the state that it loads
-    clear_padding(p);         // while the rows are loaded
+    exchange.load(0, first);  // before start(), as later instructions wait for the epoch that start() loads
+    clear_padding(p);         // during the loads of the rows
     push.start();
     const int count = p.push.rounds > 1 ? p.chunk_rows : p.parts.most;  // rows of each round
 #pragma unroll 1

@@ -5,10 +5,12 @@
 #include "collectives/row_packs.cuh"
 #include "common/norm.cuh"
 
-// Whether a thread keeps its packs of gamma and beta in registers. It then reads them before the wait for the producer, as
-// weights that no kernel writes, otherwise once for each row. two_stage has many rows, and needs the registers.
+// Whether a thread keeps its packs of gamma and beta in registers. If so, it reads them before the wait for the
+// producer, since no kernel writes weights. Otherwise it reads them once for each row. two_stage processes many rows,
+// and needs the registers for other packs.
 constexpr bool KEEP_GAMMA = !DRVFUSE_TWO_STAGE && PACKS <= 2;
 
+// The default for the argument `meet` of normalise(): does nothing.
 struct NoMeeting {
     __device__ __forceinline__ void operator()(bool, const OutPack&, float) const {}
 };
@@ -32,8 +34,8 @@ public:
 
     // Normalises and quantises x. Calls store(index, pack) with the output, and with NORMED store_normed(index, pack) with
     // the normed row. One thread calls store_scale(group, scale) for each scale. With GROUPED, before a warp calls these
-    // functions for its packs, all its lanes call meet(exists, pack, scale); a lane's pack may not exist. Called by all
-    // threads.
+    // functions for its packs, all its lanes call meet(exists, pack, scale), also lanes whose pack does not exist.
+    // Called by all threads.
     template <typename Store, typename StoreScale, typename StoreNormed, typename Meet = NoMeeting>
     __device__ __forceinline__ void normalise(float (&x)[PACKS][W], const Store& store, const StoreScale& store_scale,
                                               const StoreNormed& store_normed, const Meet& meet = {}) {
@@ -109,12 +111,14 @@ protected:
     Trace& trace_;
 
 private:
-    // The mean over a head, from each lane's part of the sum. The tree is that of reduce.cuh, where absent packs add +0.
+    // Returns the mean over a head; `sum` is this lane's part of the sum. The tree of additions is that of reduce.cuh,
+    // where packs that do not exist add +0.
     static __device__ __forceinline__ float head_mean(float sum) {
-        return __fmul_rn(butterfly_sum<HEAD_LANES / 2>(sum), 1.0f / HEAD);  // a power of two, so this is a division
+        // HEAD is a power of two, so the product is equal to the quotient.
+        return __fmul_rn(butterfly_sum<HEAD_LANES / 2>(sum), 1.0f / HEAD);
     }
 
-    // normalise() for heads: shuffles add up a head's sums. Called by whole warps.
+    // normalise() for rows that consist of heads. Shuffles sum over the lanes that hold a head. Called by whole warps.
     template <typename Store, typename StoreScale, typename StoreNormed, typename Meet>
     __device__ __forceinline__ void normalise_heads(float (&x)[PACKS][W], const Store& store,
                                                     const StoreScale& store_scale, const StoreNormed& store_normed,
@@ -249,7 +253,7 @@ private:
         to_float(v, pack);
     }
 
-    u32 done_;  // reductions of this call so far
+    u32 done_;  // the number of reductions that this call has made
     Mean mean_;
     Pack<Gamma, W> gamma_[KEEP_GAMMA ? PACKS : 1];
     Pack<Gamma, W> beta_[KEEP_GAMMA && BETA ? PACKS : 1];

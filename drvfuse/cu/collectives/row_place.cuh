@@ -15,12 +15,12 @@ struct Place {
     u32 stride;         // bytes from one distance to the next, for input rows and normed rows
     u32 normed;         // offset of the normed row, at distance 1
     u32 result;         // offset of the codes or of residual_out, at distance 1
-    u32 result_stride;  // bytes from one distance to the next, for these
+    u32 result_stride;  // bytes from one distance to the next, for codes or residual_out
     u32 scale;          // offset of the words of scales, at distance 1
     u32 scale_stride;   // bytes from one distance to the next, for these words
 
-    // The number of strides from offsets at distance 1 to those at which this rank receives from the owner, as this rank is
-    // RANKS - distance ranks ahead of the owner.
+    // This rank is RANKS - distance ranks after the row's owner, and receives the owner's words in the slots of that
+    // distance. Returns the number of strides from the slots of distance 1 to those slots.
     __device__ __forceinline__ int steps() const { return RANKS - distance - 1; }
 };
 

@@ -17,8 +17,8 @@ struct ScatterParams {
     void* output;                    // this rank's part of the output
     i64 columns;                     // the tensor's last dimension, for the epilogue
     i64 most_packs;                  // packs of the largest part
-    i64 chunk_packs;                 // packs of each part in a chunk or round; unused where nothing is staged
-    Range parts[DRVFUSE_MAX_RANKS];  // by rank
+    i64 chunk_packs;                 // packs of each part in a chunk or round; unused if the kernel has neither
+    Range parts[DRVFUSE_MAX_RANKS];  // the parts of all ranks, by rank
 };
 
 class Part {
@@ -29,18 +29,18 @@ public:
 
     __device__ __forceinline__ i64 packs() const { return packs_; }
 
-    // How many packs lie in the chunk that begins `done` packs into the part.
+    // The number of packs in the chunk that begins `done` packs into the part.
     __device__ __forceinline__ i64 in_chunk(i64 done, i64 chunk) const {
         const i64 left = packs_ - done;
         return left < 0 ? 0 : left < chunk ? left : chunk;
     }
 
-    // Warms the address translation of pack j.
+    // Brings the translation of the address of pack j into the TLB.
     __device__ __forceinline__ void prefetch(const void* tensor, i64 j) const {
         if (j < packs_) ptx::prefetch_l2(static_cast<const char*>(tensor) + (first_ + j) * IN_BYTES);
     }
 
-    // Pack j of the part, from a tensor with all parts.
+    // Loads pack j of the part from a tensor that has all parts.
     __device__ __forceinline__ void load(InPack& pack, const void* tensor, i64 j) const {
         read(pack, static_cast<const char*>(tensor) + (first_ + j) * IN_BYTES, j);
     }
@@ -56,7 +56,7 @@ public:
         }
     }
 
-    // Stores pack j of the output, made from its sum.
+    // Applies the epilogue to the sum of pack j, rounds it, and stores it to the output.
     __device__ __forceinline__ void store(const ScatterParams& p, i64 j, float (&sum)[W] EPILOGUE_REFERENCE) const {
         const i64 at = (first_ + j) * W;
         apply_epilogue(sum, at, begin_, end_, p.columns, p.call.rank DRVFUSE_EPILOGUE_ARGUMENT);

@@ -12,7 +12,7 @@ struct RowParts {
 
     __device__ __forceinline__ int rows(int rank) const { return starts[rank + 1] - starts[rank]; }
 
-    // How many rows of a rank lie in the chunk that begins `done` rows into its part.
+    // The number of rows of a rank in the chunk that begins `done` rows into its part.
     __device__ __forceinline__ int in_chunk(int rank, int done, int chunk) const {
         const int left = rows(rank) - done;
         return left < 0 ? 0 : left < chunk ? left : chunk;

@@ -72,7 +72,8 @@ __device__ __forceinline__ void gather_normed(const FusedPushParams& p, const Ro
     }
 }
 
-// Receives pack i of the codes of row `row`, which another rank owns, and the scale of its group, and stores the scale.
+// Receives pack i of the codes of row `row`, which another rank owns, and the scale of the pack's group. Returns the
+// pack in `words`, and stores the scale.
 template <int N>
 __device__ __forceinline__ void receive_group(const FusedPushParams& p, const Rows& rows, Pushing& push, int row,
                                               int owner, const Place& at, u32 result, int i, u32 (&words)[N]) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All steps of a row of the fused kernels, by one block: from the sources to the outputs.
+// All steps by which a block of the fused kernels processes a row, from the sources to the outputs.
 #pragma once
 #include "collectives/norm_rows.cuh"
 

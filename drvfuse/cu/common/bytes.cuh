@@ -111,7 +111,7 @@ __device__ __forceinline__ void shift_bytes(u32 (&word)[4], const u32 (&low)[4],
     for (int i = 0; i < 4; ++i) word[i] = __funnelshift_r(all[i], all[i + 1], skip % 4 * 8);
 }
 
-// Loads `word` with the words `own` of lane `lane` modulo 32.
+// Sets `word` to the words `own` of lane `lane` modulo 32.
 __device__ __forceinline__ void of_lane(u32 (&word)[4], const u32 (&own)[4], u32 lane) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) word[i] = __shfl_sync(0xffffffffu, own[i], lane);

@@ -57,7 +57,7 @@ FAR void drop_entry(Race* r, Ref* pool, Ref* link) {
         drop_published(r, v);
         release(r, v->last_release);
         release(r, v->published_reads);
-        LOOP while (v->observations) {
+    LOOP while (v->observations) {
             Ref seen = v->observations;
             v->observations = ((Observation*)arena_at(r, seen))->next;
             give_piece(r, seen, 0);

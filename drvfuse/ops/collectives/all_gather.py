@@ -202,7 +202,8 @@ def _check_codes(quantisation: Any, source: Operand, scales: Any) -> None:
     if not isinstance(quantisation, Quantisation):
         raise ArgumentError("quantisation", kind_of(quantisation), "a drvfuse.Quantisation or None")
     if quantisation.dtype is not None and source.dtype != quantisation.dtype:
-        raise ArgumentError(source.name, f"of dtype {source.dtype}", f"of dtype {quantisation.dtype}, of quantisation")
+        expected = f"of dtype {quantisation.dtype}, as quantisation says"
+        raise ArgumentError(source.name, f"of dtype {source.dtype}", expected)
     if len(source.shape) < 2:
         raise ArgumentError(source.name, f"of shape {source.shape}", "of rows and columns, as quantisation is given")
     if (quantisation.scales is None) is not (scales is None):

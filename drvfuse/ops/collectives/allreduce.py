@@ -116,7 +116,7 @@ def allreduce(
     addresses, results = [source.ptr for source in sources], [target.ptr for target in written]
     placed = None
     if use_multimem:
-        # inputs are staged, as peers may load an input that is overwritten already
+        # inputs are staged, as a peer could load an input after this rank has overwritten it
         kept = in_place and algos[0] == "one_stage"
         stored = results if algos[0] == "two_stage" else []
         placed = multimem.Placement.of(group, queues, [] if kept else addresses, stored, nbytes)

@@ -66,7 +66,7 @@ class AllreduceCall:
         return traffic.of_nodes(group.nodes, total, math.prod(self.shape), group.link.places)
 
     def schedule(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
-        """The launches for arrays of at least one element at these addresses, by local rank."""
+        """The schedule for arrays of at least one element at these addresses, and its launches."""
         count = math.prod(self.shape)
         if self.algo == "naive":
             return self._naive(inputs, outputs, count)

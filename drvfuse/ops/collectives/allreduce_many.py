@@ -208,7 +208,8 @@ class _Call:
         return moved if group.link is None else traffic.of_nodes(group.nodes, moved, elements, group.link.places)
 
     def schedule(self, inputs: list[list[int]], outputs: list[list[int]]) -> tuple[Schedule, list[Ready]]:
-        """The launches for tensors at these addresses, by tensor and local rank, with at least one element."""
+        """The schedule for tensors at these addresses, by tensor and local rank, and its launches. At least one tensor
+        has an element."""
         counts = list(map(math.prod, self.shapes))
         some = [t for t, count in enumerate(counts) if count]
         counts = [counts[t] for t in some]

@@ -84,7 +84,8 @@ class ArrangedCopies:
                 launch(streams[position])
 
     def _launch(self, position: int, peer: int, begin: int, size: int, most: int | None = None) -> Launch:
-        """The kernel on one rank for up to `most` of the `size` bytes of `peer`'s scales, from `begin` on."""
+        """The launch on rank `position` that stores `peer`'s scales: up to `most` bytes of `size` (None: all), from
+        byte `begin` on."""
         arrangement = self._part.arrangement
         assert arrangement is not None
         nbytes = size - begin if most is None else min(most, size - begin)

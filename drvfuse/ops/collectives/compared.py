@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class ComparedFirst:
-    """A schedule behind a kernel that waits, on each rank, for the peers' calls and compares them with the own call.
+    """A schedule that follows another kernel, which compares the rank's call with the calls of its peers.
 
-    Without a schedule there is only that kernel. `launches` are the launches of the schedule.
+    Without a schedule only that kernel is launched. `launches` are the launches of the schedule.
     """
 
     def __init__(self, checks: Sequence[Launch], schedule: Schedule | None) -> None:
@@ -43,7 +43,8 @@ class ComparedFirst:
 def compared(
     group: Group, name: str, schedule: Schedule | None, ready: Sequence[Ready]
 ) -> tuple[Schedule | None, list[Ready]]:
-    """The schedule and launches of a call, changed so that the ranks compare the call if the group asks for that.
+    """The schedule and launches of a call. If the group compares calls, they are changed so that the ranks compare this
+    call.
 
     `name` describes everything that must be equal on all ranks, except the grid. A call whose kernels wait for no peer,
     or that has no kernels, is compared by a kernel that is launched before it.
@@ -65,7 +66,7 @@ def compared(
 
 
 def _checks(group: Group, hash_: int) -> list[Ready]:
-    """A launch per local rank of the kernel that compares."""
+    """For each local rank a launch of the kernel that compares calls."""
     planned = group.part(PlanCache).get(("check_call", faults.planted()), lambda: _planned(group))
     timeout = int(config.get("spin_timeout") * 1e9)
     found = [one.take() for one in planned]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Algorithm "naive" of the collectives that move bytes: copies by the driver, ordered by events on the host.
+"""Algorithm "naive" of the collectives that move bytes: copies by the driver, ordered by events in the streams.
 
 When the streams of all ranks have reached the call, each rank copies from its peers' inputs to its output. Then the
 streams synchronise again, so an input may be overwritten once its rank's stream has passed the call. An in-place
@@ -27,7 +27,8 @@ class Copies:
     """The schedule of a call: its copies on all ranks."""
 
     def __init__(self, group: Group, parts: Sequence[MovePart], staged: bool) -> None:
-        """`staged`: the call is in place and copies through the workspaces. ArgumentError if these are too small."""
+        """`staged`: the call is in place and copies through the workspaces. Raises ArgumentError if these are too
+        small."""
         self._group, self._parts = group, parts
         self._as_they_lie = [part for part in parts if part.arrangement is None]
         self._arranged = [ArrangedCopies(group, part) for part in parts if part.arrangement is not None]

@@ -30,9 +30,9 @@ Shapes = tuple[int, ...] | list[tuple[int, ...]]
 class FusedRows:
     """The inputs of a fused op as rows.
 
-    The kernel sees `rows` rows of `columns` elements. Heads of some lengths stay parts of such a row, and then `head`
-    is their number of columns. Other heads are rows of the kernel, and `head` is 0, as it is without heads. In all
-    cases `normed` columns are normed together.
+    The kernel sees `rows` rows of `columns` elements. If the heads have a length that the kernel supports, a row of the
+    kernel has several heads, and `head` is the number of columns of a head. Otherwise each head is a row of the kernel,
+    and `head` is 0, as it is without heads. In all cases `normed` columns are normed together.
 
     `full` is the shape of arrays with all columns of the rows that a rank gets. `each` is the shape of arrays with one
     value for every `normed` columns. `counts` are the rows that each rank of the group gets, as the kernel counts rows;
@@ -50,8 +50,8 @@ class FusedRows:
 
     @classmethod
     def of(cls, inputs: list[Operand], head_columns: Any) -> FusedRows:
-        """The rows of these inputs, where every rank gets all rows. Raises ArgumentError for a dtype, a shape or a
-        length of heads that no kernel can have."""
+        """The rows of these inputs, for an op by which every rank gets all rows. Raises ArgumentError for a dtype, a
+        shape or a length of heads that no kernel supports."""
         first = inputs[0]
         options.one_of(f"dtype of {first.name}", first.dtype.name, INPUT_DTYPES)
         each, normed = _rows(first, head_columns)
@@ -62,8 +62,8 @@ class FusedRows:
         return cls(inputs, math.prod(each), normed, 0, normed, shape, each)
 
     def split(self, group: Group, splits: Any) -> FusedRows:
-        """The same rows, where rank r gets `splits[r]` of them; None: all ranks get as equal numbers of rows as
-        possible. Raises ArgumentError for splits whose sum is not the number of rows."""
+        """The same rows, for an op by which rank r gets `splits[r]` of them; with None the ranks get numbers of rows
+        that are as equal as possible. Raises ArgumentError for splits whose sum is not the number of rows."""
         assert isinstance(self.each, tuple)
         shape = self.inputs[0].shape
         heads = self.each[len(shape) - 1 :]  # () without heads
@@ -79,14 +79,14 @@ class FusedRows:
 
     @property
     def input_bytes(self) -> int:
-        """The bytes of an input row, as the kernel counts rows."""
+        """The number of bytes that a row of the kernel has in an input."""
         return self.columns * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class NormArguments:
-    """The norm of a fused op: the arrays that it reads besides the inputs, one per local rank; whether it is LayerNorm;
-    and `numbers`, which are epsilon and weight offset. Without betas or residuals their lists are empty."""
+    """The arguments of a fused op's norm. `gammas`, `betas` and `residuals` have one array per local rank, or none if
+    the call has no betas or residuals. `layer`: the norm is LayerNorm. `numbers` are epsilon and the weight offset."""
 
     gammas: list[Operand]
     betas: list[Operand]
@@ -150,7 +150,8 @@ def _per_row(dtype: DType, out_dtype: str | DType, scales_dtype: str | DType, sc
 
 
 def _rows(first: Operand, head_columns: int | None) -> tuple[tuple[int, ...], int]:
-    """The shape of the rows or heads that are normed in inputs like `first`, and the number of their columns."""
+    """The shape of an array with one value for each row or head that is normed, and the number of columns of a row or
+    head, for inputs like `first`."""
     shape = first.shape
     if head_columns is None:
         if not shape or not 1 <= shape[-1] <= plans.MAX_COLUMNS:

@@ -48,8 +48,8 @@ class Addresses(NamedTuple):
 class FusedCall:
     """The properties of one fused call that are the same on every rank. `shape` is the shape of the inputs.
 
-    `rows` and `columns` are as the kernel counts them (`FusedRows`). Where the rows are split among the ranks, `counts`
-    are the rows of each rank, and `rows` is the largest of them; otherwise `counts` is empty.
+    `rows` and `columns` are those of the kernel's rows (`FusedRows`). If the rows are split among the ranks, `counts`
+    has the number of rows of each rank, and `rows` is the largest of these numbers; otherwise `counts` is empty.
     """
 
     options: CallOptions
@@ -95,7 +95,8 @@ class FusedCall:
 
     @property
     def clusters(self) -> bool:
-        """Whether the blocks of a cluster may share a row. With heads they need not, as no sum goes over a row."""
+        """Whether the blocks of a cluster may share a row. With heads a cluster would bring nothing, as no sum is over
+        a whole row."""
         return plan.capability(self.options.group) >= push.CLUSTER_CAPABILITY and not self.form.head
 
     @property
@@ -143,7 +144,7 @@ class FusedCall:
         return sent - own + scales
 
     def schedule(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
-        """The launches for at least one row, by local rank."""
+        """The schedule for at least one row, with the arrays of each local rank, and its launches."""
         inputs = [of_rank.input for of_rank in arrays]
         if self.algo == "naive":
             return self._naive(arrays, inputs)

@@ -31,7 +31,7 @@ def prepare(
     use_multimem: bool = False,
 ) -> Prepared[NormResult]:
     """Prepare a call of the given kind by the first of `algos` for which the workspace is large enough. `bare`: the
-    call returns arrays that are not in lists."""
+    call returns bare arrays in place of lists."""
     group, sources, dtype = common.group, rows.inputs, rows.dtype
     queues = resolve_streams(group, streams, sources)
     written, result = results.allocate(group, queues, bare)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arrays that a fused op writes: the caller's, which are checked, and new ones."""
+"""The arrays that a fused op writes: arrays of the caller, which are checked, and new ones."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class FusedResults:
         normed_outputs: Any,
         residual_outputs: Any,
     ) -> FusedResults:
-        """The results that the caller's arguments of these names ask for. Raises ArgumentError for an array that does
-        not fit, and for an array whose result the call does not have."""
+        """The results that the caller asked for by the arguments of these names. Raises ArgumentError for an array that
+        does not fit, and for an array whose result the call does not have."""
         out = quantisation.output_dtype(rows.dtype)
         scales_shape = _each(lambda each: quantisation.scales_shape(each, rows.normed), rows.each)
         if scales is not None and scales_shape is None:
@@ -108,7 +108,7 @@ class FusedResults:
         """The arrays to write, by argument and local rank, and the call's result.
 
         Arrays that the caller did not give are allocated in the order of the streams `queues`. `bare`: the result has
-        arrays that are not in lists."""
+        bare arrays in place of lists."""
         written: dict[str, list[Operand]] = {}
         returned: dict[str, Any] = {}
         for (argument, given, shape, dtype, _), targets in zip(self.wanted, self.targets, strict=True):
@@ -119,7 +119,7 @@ class FusedResults:
 
 
 def _each(function: Callable[[tuple[int, ...]], Any], shapes: Shapes) -> Any:
-    """The function's value for a shape, or a list of its values for a list of shapes; None if a value is None."""
+    """`function` of a shape, or a list with its values for a list of shapes; None if one of the values is None."""
     if not isinstance(shapes, list):
         return function(shapes)
     found = [function(shape) for shape in shapes]

@@ -31,8 +31,8 @@ from .scatter_kernels import (
 
 @dataclass(frozen=True)
 class FusedScatterCall(FusedCall):
-    """What is the same on every rank. `algo` is the all-reduce's algorithm by which a rank sums its rows
-    (`ROW_FORMS`)."""
+    """The properties of one reduce-scatter with norm that are the same on every rank. `algo` is the algorithm of an
+    all-reduce, by which a rank sums its rows (`ROW_FORMS`)."""
 
     kind: ClassVar[type[CollectiveKernel]] = ScatterKernel
 
@@ -67,7 +67,7 @@ class FusedScatterCall(FusedCall):
         return summed + traffic.Traffic(written, 0)
 
     def schedule(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
-        """The launches for at least one row, by local rank."""
+        """The schedule for at least one row, with the arrays of each local rank, and its launches."""
         inputs = [of_rank.input for of_rank in arrays]
         if self.algo == "naive":
             return self._naive(arrays, inputs)
@@ -128,14 +128,15 @@ class FusedScatterCall(FusedCall):
         return replace(FusedCall._kernel(finishing), ranks=1)
 
     def _have_rows(self, ready: Sequence[Ready], counts: Sequence[int]) -> None:
-        """Write to the launches how many rows each rank has: in this launch, and in all launches together."""
+        """Write the number of rows of each rank to the parameters: the rows of this launch, and those of all launches
+        of the call."""
         for rank, one, count in zip(self.options.group, ready, counts, strict=True):
             one.parameters.rows = count
             if self.form.has_more:
                 one.parameters.all_rows = self.counts[rank.index]
 
     def _key(self, rows: int) -> tuple[object, ...]:
-        """Everything that the plan depends on besides the group."""
+        """Everything that the plan for this number of rows depends on, except the group."""
         return (*super()._key(rows), self.counts)
 
     def _plan(self, rows: int) -> plan.Plan:

@@ -33,20 +33,21 @@ class CollectiveKernel:
     """What a kernel is compiled for.
 
     `packs`: the 16-byte packs that a thread has in flight (all-reduce) or holds of a row (fused), from
-    `plans.collectives`. `ragged`: the elements (all-reduce) or columns (fused) are no whole number of packs. `staged`:
+    `plans.collectives`. `ragged`: the elements (all-reduce) or columns (fused) do not fill whole packs. `staged`:
     the kernel copies its input to the workspace, where peers read it. `local`: the sources are on this device and no
     peer takes part (one_stage only). `epilogue`: C++ text that defines `EpilogueParams` and `epilogue` as
-    `cu/common/epilogue.cuh` says, or "". The fused op's output dtype is its input's (no quantisation), an FP8 type or
-    FP4; `form` describes its other variants.
+    `cu/common/epilogue.cuh` says, or "" for none. The fused op's output dtype is its input's (no quantisation), an FP8
+    type or FP4; `form` describes its other variants.
 
     For push algorithms (`plans.push`): `cluster` blocks of `threads` threads share a row; with `exact` every thread has
-    all its packs; a block sends `depth` units ahead; `relays`: in the last round an owner receives before it sends.
+    all its packs; a block sends `depth` units ahead; `relays`: in the last of several rounds an owner executes a fence
+    before it sends its first result (`cu/sync/push.cuh`).
 
     `multimem`: the kernel sums and stores through multicast memory (one_stage and two_stage) and stages inputs there.
     `to_outputs`: the outputs lie there too, which needs inputs that are not staged.
 
     `nodes`: the sources are the partial sums of nodes (two_stage, not staged), which a kernel of the op "node_sums" has
-    written. That kernel is two_stage too, and may be staged; its `out_dtype` is its input's.
+    written. That kernel has `algo` "two_stage" too, may be staged, and its `out_dtype` is `dtype`.
 
     `compares`: the kernel tells its peers which call it belongs to, and compares theirs (`cu/sync/calls.cuh`).
     `traced`: if not 0, the kernel has a last argument `TraceParams`, and a block records up to that number of words.

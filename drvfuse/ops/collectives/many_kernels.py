@@ -29,8 +29,8 @@ class ManyCall(ctypes.Structure):
 
     @classmethod
     def of(cls, counts: Sequence[int], width: int, begin: int = 0) -> ManyCall:
-        """The call for tensors with these numbers of elements, in packs of `width`. Its pack 0 is pack `begin` of the
-        packs of all tensors."""
+        """The call for tensors with these numbers of elements, `width` to a pack. Pack `begin` of the sequence of all
+        tensors is pack 0 of the call."""
         made = cls()
         made.counts[: len(counts)] = counts
         first = [at - begin for at in itertools.accumulate((0, *(ceil_div(count, width) for count in counts[:-1])))]
@@ -57,7 +57,8 @@ class AllreduceNodesManyParams(AllreduceNodesParams):
 
 
 class ManyKernel(CollectiveKernel):
-    """A kernel that reduces the packs of several tensors: the all-reduce by push, or a kernel of a call over nodes."""
+    """A kernel that reduces the packs of several tensors: an all-reduce by push, or a kernel of a call over several
+    nodes."""
 
     @property
     def name(self) -> str:

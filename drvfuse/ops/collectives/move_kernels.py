@@ -25,8 +25,8 @@ class MoveKernel:
     """What a kernel is compiled for.
 
     `algo` is one of `ALGOS` or `RELAY`. `same`: a rank sends the same bytes to all ranks. `staged`: bytes go through
-    workspaces (put and pull only). `arranged`: scales are rearranged as `plans.arranged_scales` says (not with relay,
-    and with put only if bytes are staged). `compares`, `traced` and `fault` are as in `CollectiveKernel`."""
+    the workspaces (put and pull only). `arranged`: scales are rearranged as `plans.arranged_scales` says (not with
+    relay, and with put only if bytes are staged). `compares`, `traced` and `fault` are as in `CollectiveKernel`."""
 
     algo: str
     ranks: int
@@ -49,7 +49,7 @@ class MoveKernel:
 
     @property
     def pushes(self) -> bool:
-        """Whether the kernel stores to its peers' slots."""
+        """Whether the kernel sends by the push protocol, to slots in its peers' workspaces."""
         return self.algo in moves.PUSH
 
     @property

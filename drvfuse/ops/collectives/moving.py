@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The common part of all-gather, broadcast and all-to-all, which makes a call from tables of moves."""
+"""The common part of all-gather, broadcast and all-to-all. It makes a call from tables that say which bytes of which
+rank go where."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ def options(
 
 
 def lengths(argument: str, value: Any, ranks: int) -> tuple[int, ...]:
-    """The checked numbers of rows of the ranks, from the caller's list."""
+    """The number of rows of each rank: the caller's list `value`, checked. Raises ArgumentError, which names
+    `argument`."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, (list, tuple)):
@@ -102,8 +104,8 @@ def outputs(
     why: str,
     alignment: int = 1,
 ) -> tuple[list[Operand], list[Any]]:
-    """The arrays of `argument`, the caller's or new ones, as operands and as the objects to return. `shape` may be a
-    list with a shape for each local rank."""
+    """The arrays to write: those that the caller gave for `argument`, or new ones. They are returned as operands and as
+    the objects that the call returns. `shape` may be a list with a shape for each local rank."""
     targets = []
     if given is not None:
         targets = operands.of_ranks(group, argument, given, shape, dtype, why, alignment=alignment, writable=True)
@@ -121,9 +123,11 @@ def prepare(
     root: int | None = None,
     in_place_hazard: bool = False,
 ) -> Prepared[R]:
-    """Prepare a call. `text` describes everything that must be equal on all ranks, besides op and algorithm. `same`: a
-    rank sends the same bytes to all ranks. `root`: the root of a broadcast. `in_place_hazard`: bytes from a peer may
-    overwrite bytes of an input that are still to be read.
+    """Prepare a call, which returns `result` when it is launched.
+
+    `text` describes everything that must be equal on all ranks, besides op and algorithm. `same`: a rank sends the same
+    bytes to all ranks. `root` is the root of a broadcast, None for other ops. `in_place_hazard`: bytes from a peer may
+    overwrite bytes of an input that have not been read yet.
     """
     work = moves.MoveWork(tuple(part.table for part in parts), same, root, parts[-1].arrangement)
     described = MoveCall(text, common, parts, work, in_place_hazard, common.algo, False)
@@ -147,9 +151,10 @@ def prepare(
 @dataclass(frozen=True)
 class MoveCall:
     """One kernel per rank that moves bytes between the ranks of a node: a whole call on one node, or a step of a call
-    over several nodes. `work` is the work of the tables of all parts, for every node.
+    over several nodes.
 
-    `described` is what must be equal on all ranks besides op and algorithm.
+    `work` describes the moves of all parts on all nodes. `described` is a description of what must be equal on all
+    ranks besides op and algorithm.
     """
 
     described: str
@@ -183,7 +188,8 @@ class MoveCall:
             return [algo]
         if not group.peers_readable:
             return ["naive"]
-        best = ("pull", "put") if self.work.root is not None else ("put", "pull")  # measured: docs/performance.md
+        # the quicker one first, as docs/performance.md shows
+        best = ("pull", "put") if self.work.root is not None else ("put", "pull")
         behind_barriers = next((algo for algo in best if self.direct(algo)), "pull")
         staged, costs = not self.direct(behind_barriers), group.part(Tuned).costs
         return [moves.algorithm(costs, self.work, behind_barriers, staged), behind_barriers]
@@ -208,7 +214,7 @@ class MoveCall:
         """The launches of all local ranks, for an algorithm other than "naive"."""
         group, common = self.common.group, self.common
         own = [source.ptr for source in self.parts[0].sources]
-        # on one node the tables are those of `work`
+        # on one node `work` has the same tables
         tables = () if group.link is None else tuple(part.table for part in self.parts)
         key = ("move", self.work, tables, self.algo, self.staged, common.blocks, common.alone)
         ready = plan.take(group, key, self._plan, [[]] * len(own), own, common.pdl, common.trace)
@@ -229,9 +235,8 @@ class MoveCall:
 
     def _plan(self) -> plan.Plan:
         group, common, work = self.common.group, self.common, self.work
-        same = work.same and (
-            self.algo == "push" or (self.algo == "pull" and self.staged)
-        )  # only where kernels differ by it
+        # only these kernels depend on `same`
+        same = work.same and (self.algo == "push" or (self.algo == "pull" and self.staged))
         arrangement = work.arrangement
         kernel = MoveKernel(self.algo, work.ranks, same, self.staged, arrangement is not None, plan.compares(group))
 

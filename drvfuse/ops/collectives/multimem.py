@@ -34,7 +34,8 @@ def algorithm(group: Group, algo: str, forms: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Placement:
-    """The multicast addresses of a call's inputs and outputs, or None where they have none, and the call's streams.
+    """The multicast addresses of a call's inputs and outputs, each None if the arrays have none, and the call's
+    streams.
 
     Inputs without a multicast address are staged. Results for outputs without one are stored to the staging and copied.
     """
@@ -48,9 +49,9 @@ class Placement:
     def of(
         cls, group: Group, streams: Sequence[Stream], inputs: Sequence[int], outputs: Sequence[int], nbytes: int
     ) -> Placement:
-        """The placement of arrays of `nbytes` at these addresses, one per local rank. An empty list stands for arrays
-        that use the staging in any case."""
-        if nbytes % _WORD or not inputs:  # the last element may share a word with the memory behind the array
+        """The placement of arrays of `nbytes` bytes at these addresses, one per local rank. An empty list stands for
+        arrays that are always staged."""
+        if nbytes % _WORD or not inputs:  # the last element may share a word with the memory after the array
             return cls(group, streams, None, None)
         source = group.multicast_at(inputs, nbytes)
         target = group.multicast_at(outputs, nbytes) if outputs and source is not None else None

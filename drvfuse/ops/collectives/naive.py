@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schedule of algorithm "naive": copies between devices and a local kernel, ordered by events on the host.
+"""The schedule of algorithm "naive": copies between devices and a local kernel, ordered by events in the streams.
 
 It needs peer access only during a graph capture. Chunk by chunk every rank copies the others' inputs to its own
 workspace, waits until all ranks have copied, and sums. Because of that wait a call may be in place, and an input is
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a call. On rank i the kernel `launches[i]` sums the part `copies[i]` of each input, (offset, bytes)."""
+    """A part of a call. `copies[i]` is the part of each input that rank i sums, as an offset and a number of bytes, and
+    `launches[i]` is the kernel that sums it."""
 
     copies: Sequence[tuple[int, int]]
     launches: Sequence[Launch]
 
 
 def sources(group: Group, position: int, own: int, slot: int, offset: int = 0) -> list[int]:
-    """The addresses from which rank `position` sums, by rank: `own` in its input, and its slots for the others' parts.
+    """The addresses from which rank `position` sums, by rank: its own input at `own`, and its slots, which hold the
+    parts of the other ranks' inputs.
 
     `offset` bytes are subtracted from each address: the kernel gets addresses of whole tensors and adds the offset of
     the part itself.
@@ -47,7 +49,7 @@ class Naive:
     """The schedule of a naive call: its copies and kernels."""
 
     def __init__(self, group: Group, inputs: Sequence[int], slot: int, chunks: Sequence[Chunk]) -> None:
-        """`inputs` are the addresses of the ranks' inputs, and a chunk has up to `slot` bytes of each."""
+        """`inputs` are the addresses of the ranks' inputs. A chunk has up to `slot` bytes of each input."""
         self._group = group
         self._inputs = tuple(inputs)
         self._chunks = chunks
@@ -102,7 +104,7 @@ def require_access(group: Group, inputs: Sequence[int], nbytes: Sequence[int]) -
 
 
 def meet(events: Sequence[Event], streams: Sequence[Stream]) -> None:
-    """Order later work of each stream after the work that is queued on all streams now."""
+    """Make later work of each stream wait for the work that is queued on all streams now."""
     for event, stream in zip(events, streams, strict=True):
         event.record(stream)
     for position, stream in enumerate(streams):
@@ -119,6 +121,6 @@ def copy(
     with device.use():
         if captured or peer == position:  # in a capture cuMemcpyPeerAsync is refused
             device.driver.cuMemcpyDtoDAsync(to, what, nbytes, stream.handle)
-        else:  # copies any memory of the peer; cuMemcpyDtoDAsync only memory that this device can access
+        else:  # unlike cuMemcpyDtoDAsync, this copies also memory that the device cannot access
             holder = group.ranks[peer].device
             device.driver.cuMemcpyPeerAsync(to, device.context, what, holder.context, nbytes, stream.handle)

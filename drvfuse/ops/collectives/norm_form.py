@@ -15,10 +15,10 @@ NORMS = ("rms", "layer")
 class NormForm:
     """The form of a fused kernel, as cu/collectives/norm_form.cuh describes it. The defaults are the plain RMSNorm.
 
-    `kind`, `group` and `layout` are those of a `Quantisation`. The kind "" means per row, or no quantisation where the
-    output has the inputs' dtype. `head`: the columns of a head where a row has several heads; 0 where whole rows are
-    normed. `residual`: the dtype of residual and residual output, None for the inputs' dtype. `layer`: LayerNorm, with
-    `beta` or without. `normed`: the normed rows are stored too, in the inputs' dtype.
+    `kind`, `group` and `layout` are those of a `Quantisation`. The kind "" stands for quantisation per row, or for none
+    if the output has the inputs' dtype. `head`: the columns of a head where a row has several heads; 0 where whole rows
+    are normed. `residual`: the dtype of residual and residual output, None for the inputs' dtype. `layer`: LayerNorm,
+    with `beta` or without. `normed`: the normed rows are stored too, in the inputs' dtype.
     """
 
     kind: str = ""
@@ -36,7 +36,8 @@ class NormForm:
         return self.beta or self.normed or self.layout != "row"
 
     def defines(self, dtype: DType, quantised: bool) -> dict[str, str | int]:
-        """The definitions for inputs of `dtype`; outputs that are not `quantised` have that dtype too."""
+        """The macros that a kernel is compiled with, for inputs of `dtype`. Outputs that are not `quantised` have that
+        dtype too."""
         kind = self.kind or ("row" if quantised else "none")
         return {
             "DRVFUSE_MORE": int(self.has_more),
@@ -51,7 +52,7 @@ class NormForm:
         }
 
     def text(self, dtype: DType) -> list[str]:
-        """A description of what must be equal on all ranks, for inputs of `dtype`; empty for the plain RMSNorm."""
+        """Descriptions of what must be equal on all ranks, for inputs of `dtype`; empty for the plain RMSNorm."""
         said = [f"residuals {self.residual}"] if self.residual not in (None, dtype) else []
         words = ("norm layer", self.layer), ("betas", self.beta), ("normed outputs", self.normed)
         return said + [word for word, holds in words if holds]

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the two reduce-scatters share: the rows of each rank, the choice of algorithm, and in-place calls."""
+"""Functions for the reduce-scatters with and without norm: the rows of each rank, the choice of the algorithm, and
+in-place calls."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def owned_rows(group: Group, rows: int, splits: Any) -> tuple[int, ...]:
-    """The number of rows of each rank: `splits`, or as equal as possible. ArgumentError unless the sum is `rows`."""
+    """The number of rows of each rank: `splits`, or numbers as equal as possible if that is None.
+
+    Raises ArgumentError for splits whose sum is not `rows`."""
     if splits is None:
         return split_rows(rows, group.size)
     found = lengths("splits", splits, group.size)
@@ -56,8 +59,8 @@ def algorithms(op: str, group: Group, algo: str, received: int, sources: Sequenc
 def in_place(
     sources: Sequence[Operand], targets: Sequence[Operand], starts: Sequence[int]
 ) -> list[tuple[Operand, Operand]]:
-    """The pairs, for `no_overlap`, of an input and an output that is its rank's rows of that input. These rows begin
-    `starts[i]` bytes behind the beginning of `sources[i]`.
+    """For `no_overlap`, the pairs of an input and an output in which the output is the rank's own rows of the input.
+    These rows begin `starts[i]` bytes after the beginning of `sources[i]`.
 
     Raises ArgumentError for any other output that is not aligned to 16 bytes.
     """

@@ -30,7 +30,7 @@ class CheckParams(ctypes.Structure):
 
 
 class AllreduceParams(ctypes.Structure):
-    """`struct AllreduceParams` of cu/collectives/allreduce.cu."""
+    """`struct AllreduceParams` of cu/collectives/allreduce_packs.cuh."""
 
     _fields_ = (
         ("call", Call),
@@ -43,7 +43,7 @@ class AllreduceParams(ctypes.Structure):
 
 
 class FusedParams(ctypes.Structure):
-    """`struct FusedParams` of cu/collectives/allreduce_rmsnorm_fp8.cu."""
+    """`struct FusedParams` of cu/collectives/norm_form.cuh."""
 
     _fields_ = (
         ("call", Call),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a collective on a group, and its launches on every local rank, which lack only the addresses."""
+"""The plan of a collective on a group, and its launches on every local rank, which are complete except for the
+addresses of the arrays."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ class Plan:
     """A collective's kernel, its grid, and the parameters that all ranks share.
 
     `traced` are the most (phases, barriers) that a traced block records. A launch advances the epoch by `steps`.
-    `alone` is the grid while the group is alone on its devices, if that is another grid. `tailor(parameters, rank)`
-    writes the parameters that differ by rank.
+    `alone` is the grid while no other group is open on the devices, or None if it is the same grid. `tailor(parameters,
+    rank)` writes the parameters that differ by rank.
     """
 
     kernel: CollectiveKernel | MoveKernel
@@ -106,7 +107,8 @@ def take(
     trace: CallTrace | None,
     more: Sequence[ctypes.Structure] = (),
 ) -> list[Ready]:
-    """A launch per local rank, of the plan that is kept under `key`, or of `plan()` if there is none.
+    """A launch per local rank. The plan is the one that the group keeps under `key`; if there is none, it is `plan()`,
+    which is then kept.
 
     The key holds everything that `plan()` depends on besides the group. `more[i]` is the second argument of rank i's
     kernel. The function writes the addresses that every collective has: `table[i]` are the addresses from which rank i
@@ -139,7 +141,8 @@ def take(
 
 
 def call_of_rank(group: Group, position: int) -> Call:
-    """The `Call` of every collective's kernel on a local rank. It has the ranks of the rank's node, in their order."""
+    """The `Call` of every collective's kernel on a local rank. Its tables have an entry for each rank of the same node,
+    in the order of the ranks."""
     workspace, layout, rank = group.workspace, group.layout, group.ranks[position].index
     call = Call(report=workspace.report_pointers[rank], rank=layout.place(rank))
     call.workspaces[: layout.inside] = [workspace.pointers[peer] for peer in layout.ranks(layout.of[rank])]
@@ -147,7 +150,7 @@ def call_of_rank(group: Group, position: int) -> Call:
 
 
 def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
-    """The plan on every local rank: the kernel is loaded there, and the parameters that differ by rank are written."""
+    """The plan on every local rank, with the kernel loaded and the parameters that differ by rank written."""
     workspace, specialisation, found = group.workspace, plan.kernel.specialisation, []
     early = pdl is PDLLevel.OVERLAP_AT_BEGINNING
     for position, rank in enumerate(group.ranks):
@@ -181,8 +184,8 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
 
 
 def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool, bool], None] | None:
-    """The function that changes a launch of the plan when its group becomes alone or is no longer; None if no launch
-    changes."""
+    """The function that changes a launch of the plan when its group becomes the only open group on its devices, and
+    when it no longer is; None if launches of the plan never change."""
     larger = plan.alone
     if larger is None and not early:
         return None
@@ -201,12 +204,12 @@ def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool, bool], None] | 
 
 def readable_by_peers(group: Group, inputs: Sequence[Operand]) -> bool:
     """Whether the kernels of every rank can read every rank's input where it lies. They cannot between processes."""
-    if group.layout.inside == 1 and group.nodes > 1:  # each rank reads its own input alone
+    if group.layout.inside == 1 and group.nodes > 1:  # each rank reads only its own input
         return True
     if not group.peers_readable or len(group) < group.size:
         return False
     return all(
-        operand.array.pooled  # the group has opened the pools to all its devices
+        operand.array.pooled  # all devices of the group can access the pools' memory
         or all(
             rank.device is operand.device or reach.readable_by(operand.ptr, operand.array.nbytes, rank.device)
             for rank in group.ranks
@@ -222,8 +225,8 @@ def sources(group: Group, inputs: Sequence[int], multimem: bool) -> Sequence[int
 
 
 def require_peers(group: Group, algo: str) -> None:
-    """Raise Unsupported if the devices lack the peer access that `algo` needs, or if it needs all ranks in one
-    process."""
+    """Raise Unsupported if the devices lack the peer access that `algo` needs, or if the ranks are in several processes
+    and `algo` needs them in one."""
     if algo == "naive" and len(group) < group.size:
         raise Unsupported(
             'algo="naive" orders the copies of all ranks by events, so it needs all of them in one process: use "auto" '

@@ -62,7 +62,7 @@ class ScatterCall:
         return summed + traffic.Traffic(elements * itemsize, 0)
 
     def schedule(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
-        """The launches for arrays of at least one element at these addresses, by local rank."""
+        """The schedule for arrays of at least one element at these addresses, and its launches."""
         if self.algo == "naive":
             return self._naive(inputs, outputs)
         if self.options.group.link is not None:
@@ -72,8 +72,8 @@ class ScatterCall:
         return Direct([one.launch for one in ready]), ready
 
     def _naive(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
-        """The schedule of "naive": each rank copies its part of the others' inputs, from the pack on in which the part
-        begins.
+        """The schedule of "naive": each rank copies its part of the others' inputs. A copy begins with the pack in
+        which the part begins.
         """
         group, parts, itemsize = self.options.group, self.parts, self.dtype.itemsize
         slot = plans.naive_slot(group.workspace.payload_bytes, group.size, plans.PACK_BYTES)

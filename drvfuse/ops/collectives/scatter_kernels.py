@@ -14,17 +14,18 @@ from .params import Call, FusedParams, NodeCall, PushCall
 
 ALGORITHMS = ("auto", "push", "pull", "naive")
 FORMS = {"push": "push_one_shot", "pull": "one_stage", "naive": "one_stage"}
-"""The algorithm of an all-reduce that sums a whole tensor as a reduce-scatter by this algorithm sums a part."""
+"""For each algorithm of a reduce-scatter, the algorithm of an all-reduce that sums the whole tensor in the same way as
+the reduce-scatter sums a part."""
 ROW_FORMS = FORMS | {"naive": "naive"}
-"""`FORMS` of the fused ops, in which "naive" keeps its name."""
+"""The same for the fused ops, in which "naive" keeps its name."""
 
 
 class ScatterKernel(CollectiveKernel):
-    """The kernel of a reduce-scatter. It differs from the kernel of an all-reduce with the same fields in file and
-    name.
+    """The kernel of a reduce-scatter. It differs from the kernel of an all-reduce with the same fields in its source
+    file and name.
 
-    `work` describes the summing of the largest part, which is that of an all-reduce. With `nodes` the kernel adds the
-    partial sums of nodes, by one stage on this device alone (`local`).
+    `work` describes how the largest part is summed, which is as an all-reduce sums a tensor. With `nodes` the kernel
+    adds the partial sums of nodes, by one stage on this device alone (`local`).
     """
 
     def _may_add_nodes(self) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The constants by which `algo="auto"` chooses: those that `drvfuse tune` has stored for a machine, else built-in ones.
+"""The constants by which `algo="auto"` chooses: those that `drvfuse tune` has stored for a machine, or built-in ones.
 
 The file of the setting `tuning` holds them as JSON: for each kind and number of devices (`key`), the base time and the
 bandwidth of each algorithm that was measured. Without the file, or after `drvfuse tune --remove`, the built-in
@@ -71,7 +71,8 @@ def _measured(values: dict[str, Any]) -> Measured:
 
 
 class Tuned:
-    """The constants of a group, `group.part(Tuned).costs`, which are read when the group first needs them."""
+    """The constants of a group. `group.part(Tuned).costs` reads the file when it is first used, and keeps the
+    constants."""
 
     def __init__(self, group: Group) -> None:
         found = stored(path()).get(key(group.transport.members), {})

@@ -164,7 +164,7 @@ def test_bad_input_is_an_argument_error(open_group, refused):
     call("quantisation", "a drvfuse.Quantisation or None", quantisation="tiles")
     call("scales", "given, for float8_e4m3fn per 32 columns", scales=None, gathered_scales=None)
     call("scales", "None, for float8_e4m3fn static", quantisation=Q.static(1.0))
-    call("inputs[0]", "of dtype float8_e5m2, of quantisation", quantisation=Q.mxfp8("float8_e5m2", layout="tiles"))
+    call("inputs[0]", "of dtype float8_e5m2, as quantisation says", quantisation=Q.mxfp8("float8_e5m2", layout="tiles"))
     call("inputs[0]", "of rows and columns", xs=[rank.zeros(3, "float8_e4m3fn") for rank in group])
     odd = [rank.zeros((3, 48), "float8_e4m3fn") for rank in group]
     call("quantisation", "for rows of a multiple of 32 columns", xs=odd)
