@@ -68,10 +68,9 @@ class Work:
 
     def sent_scale_bytes(self, columns: int) -> int:
         """The bytes of the words in which push_two_shot sends a row's scales (cu/collectives/scale_words.cuh)."""
-        if self.scales_itemsize != 1 or not self.group:
+        if self.scales_itemsize != 1 or not 0 < self.group <= 32:
             return self.scale_bytes(columns)
-        in_warp = 32 * self.width // self.group  # the number of groups of a warp
-        return 4 * ceil_div(columns // self.group, min(4, in_warp))
+        return 4 * ceil_div(columns // self.group, 4)
 
 
 def ragged(elements: int, itemsize: int) -> bool:

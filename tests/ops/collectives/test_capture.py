@@ -126,13 +126,13 @@ def test_a_group_captures_a_graph_for_each_rank(group, rng, algo, own_streams):
 def test_graphs_of_the_ranks_need_a_stream_of_each_ranks_device(group, hosts, refused):
     xs, ys = place(group, hosts), garbage(group, COUNT, "bfloat16")
     streams = [rank.stream for rank in group]
-    refused(lambda: group.capture(streams[:2]).__enter__(), "streams", "3 local ranks")
+    refused(lambda: group.capture(streams[:2]).__enter__(), "streams", "3 streams, one per local rank")
     for wrong in (streams[0], 3, "current"):
-        refused(lambda wrong=wrong: group.capture(wrong).__enter__(), "streams", "3 local ranks")
+        refused(lambda wrong=wrong: group.capture(wrong).__enter__(), "streams", "3 streams, one per local rank")
     with group.capture() as graphs:
         df.allreduce(group, xs, ys)
-    refused(lambda: graphs.launch(streams[:1]), "streams", "3 local ranks")
-    refused(lambda: graphs.launch(streams[0]), "streams", "3 local ranks")
+    refused(lambda: graphs.launch(streams[:1]), "streams", "3 streams, one per local rank")
+    refused(lambda: graphs.launch(streams[0]), "streams", "3 streams, one per local rank")
     refused(lambda: graphs.launch([streams[0], streams[0], streams[2]]), "streams[1]", "Device 1")
     graphs.launch(streams)
     group.synchronize()

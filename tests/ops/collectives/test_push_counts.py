@@ -61,13 +61,12 @@ def test_remote_bytes_agree_with_the_formula(n, algo, op, shape, residual):
     [
         (df.Quantisation.nvfp4(1.0), 416, 416 // 2 + 7 * 4 + 416 * 2),  # 26 scales; the normed rows are sent too
         (df.Quantisation.mxfp8(layout="tiles"), 416, 416 + 4 * 4),  # 13 scales
-        (df.Quantisation.per_group(64, scales="float8_e8m0fnu"), 448, 448 + 2 * 4),  # 7 scales
-        (df.Quantisation.per_group(128, scales="float8_e8m0fnu"), 384, 384 + 2 * 4),  # 3 scales, two of a warp per word
+        (df.Quantisation.per_group(64, scales="float8_e8m0fnu"), 448, 448 + 7 * 4),
         (df.Quantisation.per_group(128), 384, 384 + 3 * 4),
     ],
     ids=str,
 )
-def test_up_to_four_group_scales_of_one_byte_are_sent_as_one_word(made, columns, row_bytes):
+def test_four_scales_of_small_groups_and_one_of_a_larger_group_are_sent_as_a_word(made, columns, row_bytes):
     shape = (9, columns)
     with df.emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, max_blocks=4) as group:
         xs, gammas, normed = ([rank.zeros(of, "bfloat16") for rank in group] for of in (shape, columns, shape))
