@@ -271,4 +271,4 @@ def test_the_page_names_every_case_and_the_number_of_faults():
 
 def test_an_incomplete_name_is_refused_with_the_pattern_that_matches(capsys):
     assert main(["check", "--only", "layernorm"]) == 2
-    assert "'*layernorm*', if you mean part of a name" in capsys.readouterr().err
+    assert "'*layernorm*' for a part of a name" in capsys.readouterr().err
