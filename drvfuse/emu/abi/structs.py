@@ -111,7 +111,7 @@ class List(Structure):
     "u64 shared_base",  # the address of its shared memory
     "u32 ctaid[3], index",  # its index in the grid, also as one number
     "u32 cluster_rank, smid",  # its rank in the cluster, and the multiprocessor that %smid names
-    "u64 cluster_shared_base",  # the address of the shared memory of rank 0; that of the other ranks lies behind it
+    "u64 cluster_shared_base",  # the address of the shared memory of rank 0; that of the other ranks follows
     "RaceBlock* race",
     "u32 active",  # 1 from its start until its slot is free
     "u32 live",  # the number of threads that have not exited
@@ -261,7 +261,7 @@ class Teams(Structure):
 @layout(
     "u64 seed",  # decides the schedule
     "u64 pass, clock, clock_reads",  # passes so far, the virtual time in nanoseconds, reads of it by threads
-    "u64 progress",  # counts what shows that threads do not merely poll
+    "u64 progress",  # counts changes of memory, exits and other signs that threads do not merely poll
     "u64 quiet",  # polls since the last write
     "u64 step",  # nanoseconds by which rt_advance moved the clock last
     "u64 resumes",  # resumes of threads so far
@@ -311,7 +311,7 @@ class Engine(Structure):
 @layout(
     "u32 first, last",  # the copies of the queue, by their indices in Copies::pool; 0 for none
     "u32 commits, issued",  # numbers of committed groups, and of copies that were issued
-    "u32 unread",  # the first piece of a bulk copy whose read no wait_group has awaited
+    "u32 unread",  # the first piece of a bulk copy for whose read no wait_group has waited yet
 )
 class CopyQueue(Structure):
     """A queue of a thread's asynchronous copies, oldest first. Each thread has two (`queue_of` in native/copy.cuh). The

@@ -32,7 +32,8 @@ def of_deadlock(
     of the blocks.
 
     `waits` are (kernel, device, `Blocked` threads of the launch). Of several blocks that wait at the same places for
-    the same words, only the first is shown. If that leaves more than _APART blocks, the words may differ, too.
+    the same words, only the first is shown. If that leaves more than `_APART` blocks, only the first of the blocks
+    that wait at the same places is shown, whatever their words.
     `without_work` are lines about the devices that run nothing.
     """
     names = Names(window)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..space.window import Window
 
 PROFILES = ("hardware", "strict")
-_OPS = 1 << 24  # the most operations of a machine that are checked
+_OPS = 1 << 24  # operations of a machine beyond this number are not checked
 _KEPT = 4096  # the most copies that are remembered, and the most plain stores of flags
 _WITHOUT_FLAG = (Edge.NONE, Edge.RELEASED_EARLIER, Edge.ORDER)  # edges that name no flag
 

@@ -14,7 +14,7 @@
 
 const u32 POLL_KNOWN = 0x100;  // flag of Thread::polls: the thread is suspended at an access that it has made before
 const u32 POLL_CREDIT = 16;    // shift in Thread::polls: the polls that the thread may make without a change
-const u32 CREDIT = 64;         // the polls that a change grants: more than a loop makes between two polls of one word
+const u32 CREDIT = 64;         // polls that a changed word allows: more than a loop makes between two polls of one word
 const u64 FUEL = 1 << 24;      // accesses, or rounds of loops, of a thread between two checks for an interrupt
 // Costs for Engine::work, in accesses.
 const u64 RESUME_WORK = 32;       // a resume
