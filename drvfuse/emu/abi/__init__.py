@@ -111,11 +111,14 @@ class RunEnd(IntEnum):
 
 
 class Status(IntEnum):
-    """The result of a translated function: why the thread is suspended, or that it has ended."""
+    """The result of a translated function: why the thread is suspended, or that it has ended.
+
+    Where a status has operands or results (after "->"), they are the named members of `structs.Thread`.
+    """
 
     EXIT = 0
     YIELD = 1  # before a strong load or an atomic; the thread has set op_addr, op_size, site
-    BARRIER = 2  # op_a id, op_b thread count (0 = all), op_kind = Barrier, op_c predicate -> op_result
+    BARRIER = 2  # op_a barrier, op_b thread count (0 = all), op_kind = Barrier, op_c predicate -> op_result
     WARPOP = 3  # op_kind = WarpOp, op_mask, op_a.. -> op_result, op_pred
     GDC_WAIT = 4
     FAULT = 5  # a fault, which rt_access has recorded

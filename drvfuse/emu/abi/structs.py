@@ -191,8 +191,8 @@ class Fault(Structure):
     "u8* races",  # a RaceBlock and its RaceThreads for each slot
     "Fault fault",
     "u32 reported",  # the last event of the launch that rt_run has reported: 1 all triggered, 2 ended
-    # A turn that the last call left unfinished: 1 if there is one, its slot, and the warp with which it continues plus
-    # 1.
+    # The turn that the last call left unfinished. part: 1 if there is one. turn: its slot. turn_warp: 1 plus the number
+    # of the warp with which it continues.
     "u32 part, turn, turn_warp",
     "u8 owner_class[256]",  # the MemoryOf of each owner in an access word
     "u32 pending, pad",  # the number of delayed stores of its blocks, ended blocks included
@@ -280,7 +280,7 @@ class Teams(Structure):
     "u32 timed",  # 1: threads sleep until their time, and are not woken early
     "u64 pass_random, pass_before, probe_rounds, probe_before, reads_before",
     # For the last check before a deadlock is reported. `state` is a hash of the saved states of all threads. It is
-    # compared with an older one, `state_kept`, replaced after 1, 2, 4, ... rounds, so that every cycle is found.
+    # compared with an older hash, `state_kept`, which is replaced after 1, 2, 4, ... rounds to find every cycle.
     "u64 state, state_kept, state_reads, state_rounds, state_period",
     # The number of resumes since a thread last exited or a block last started, where a resume at a strong access
     # counts STRAIN times. Above a limit the launch fails as endless.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..space.window import Window
 
 _APART = 8  # if more blocks wait for different words, blocks that wait at the same places count as one
-_NEAR = 256  # bytes around an unwritten word in which a write by a peer is mentioned
+_NEAR = 256  # bytes around a word that nobody wrote; writes of peers to these bytes are mentioned
 
 
 def of_deadlock(

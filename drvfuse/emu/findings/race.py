@@ -103,7 +103,7 @@ class Detector:
         self._said_full = False
         # For a flag that was stored by a plain write: (writer, reader), each as (operation, block) -> what is wrong.
         self._flags: dict[Any, str] = {}
-        # The window calls `forget` by a weak reference: a cycle would keep the window of a dropped machine.
+        # The window calls `forget` by a weak reference: a cycle would keep the window of a dropped machine alive.
         weak = weakref.WeakMethod(self.forget)
 
         def forget(address: int, nbytes: int) -> None:

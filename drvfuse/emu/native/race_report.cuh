@@ -14,7 +14,7 @@
 // Missing edges -------------------------------------------------------------------------------------------------------
 
 // Remembers, for reports, that the current access has read a flag that a block stored, and has not learnt `clock`, as
-// `edge` is missing between the two.
+// `edge` is missing between the store and the read.
 FAR void record_missed_flag(Access* access, u32 op, u32 block, u32 edge, u32 store_site, Ref clock) {
     Race* r = access->race;
     RaceBlock* b = access->block_state;
