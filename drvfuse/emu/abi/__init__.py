@@ -40,7 +40,7 @@ from .kinds import Range as Range
 WINDOW_BASE = 0x2000_0000_0000  # the lowest address of a window
 WINDOW_GIB = 64  # the size of a window, unless a machine asks for another one
 SHADOW_OFFSET = 0x0100_0000_0000  # the distance from a byte to its shadow byte
-SHADOW_ADDRESSABLE = 1  # flags of a shadow byte
+SHADOW_ADDRESSABLE = 1  # the two flags of a shadow byte
 SHADOW_INITIALISED = 2
 ACCESS_BASE = 0x2200_0000_0000  # the address of the access word of the granule at WINDOW_BASE
 GRANULE_SHIFT = 16  # log2 of the bytes of a granule
@@ -48,7 +48,7 @@ CELL_BASE = 0x2300_0000_0000  # the address of the race detector's cell (a u32) 
 LINE_SHIFT = 4  # log2 of the bytes of a line
 PIECE_SHIFT = 21  # log2 of the bytes of a piece of a multicast object; each piece has its own members
 MEMBERS = 8  # addresses in the table of a piece, one per device
-POOL_SHIFT = 10  # log2 of the bytes of the part of the window whose race entries lie together
+POOL_SHIFT = 10  # log2 of the size of each part of the window; race entries of one part lie together
 
 # Owners in an access word, besides the numbers of devices.
 OWNER_HOST = 0xFF
@@ -70,11 +70,12 @@ class Kind(IntEnum):
     LOCAL = 6
     PARAM = 7
     FREED = 8
-    MULTICAST = 9  # addresses of a multicast object, with no memory behind them
+    MULTICAST = 9  # addresses of a multicast object, which have no memory of their own
 
 
 class MemoryOf(IntEnum):
-    """The owner of the memory of an access, as seen from the device that makes the access. Accesses are counted by it.
+    """The owner of the memory of an access, as seen from the device that makes the access. The counts
+    of accesses are kept by owner.
 
     DEVICE is memory of the same device, PEER memory of another one. MULTICAST counts the bytes that a multimem
     instruction names, once for all devices of the team.
@@ -86,7 +87,7 @@ class MemoryOf(IntEnum):
 # Running ------------------------------------------------------------------------------------------------------------
 LOOP_SLICE = 4096  # rounds of loops without accesses after which a thread calls rt_loop
 EVENTS = 1 << 14  # entries of the engine's ring buffer of events; a power of two
-WRITES = 64  # a probe keeps the old values of at most so many writes of a thread between two suspends
+WRITES = 64  # the most writes of a thread between two suspends whose old values a probe keeps
 BARRIERS = 16  # the number of barriers of a block
 CLUSTER_SHIFT = 18  # log2 of the distance between the shared memories of adjacent ranks of a cluster
 POLL_WORDS = 32  # the most polled words that are recorded for a thread
@@ -110,11 +111,14 @@ class RunEnd(IntEnum):
 
 
 class Status(IntEnum):
-    """The result of a translated function: why the thread is suspended, or that it has ended."""
+    """The result of a translated function: why the thread is suspended, or that it has ended.
+
+    Where a status has operands or results (after "->"), they are the named members of `structs.Thread`.
+    """
 
     EXIT = 0
     YIELD = 1  # before a strong load or an atomic; the thread has set op_addr, op_size, site
-    BARRIER = 2  # op_a id, op_b thread count (0 = all), op_kind = Barrier, op_c predicate -> op_result
+    BARRIER = 2  # op_a barrier, op_b thread count (0 = all), op_kind = Barrier, op_c predicate -> op_result
     WARPOP = 3  # op_kind = WarpOp, op_mask, op_a.. -> op_result, op_pred
     GDC_WAIT = 4
     FAULT = 5  # a fault, which rt_access has recorded
@@ -213,7 +217,7 @@ class Access(IntEnum):
     SWAP = 1 << 17  # a compare-and-swap: the value to compare with is in op_value, its upper half in op_seen
     LATER = 1 << 20  # a write that takes effect, and marks its bytes as initialised, at a later time
     BULK = 1 << 21  # the read of shared memory by a bulk copy
-    MULTIMEM = 1 << 23  # an access to the members behind a multicast address
+    MULTIMEM = 1 << 23  # an access to the members of a multicast address
     MBARRIER = 1 << 22  # an operation on an mbarrier; a plain one is mbarrier.init or .inval
 
 
@@ -289,7 +293,7 @@ REDUCES = 1 << 16
 
 # The word of an mbarrier, whose layout PTX leaves open. An arrival returns the word as the state.
 MBARRIER_COUNT_MASK = (1 << 20) - 1  # of the lowest bits: the number of arrivals still to come in this phase
-MBARRIER_EXPECTED_SHIFT = 20  # from this bit on, as many bits: the number of arrivals that each phase expects
+MBARRIER_EXPECTED_SHIFT = 20  # from this bit on, 20 bits, too: the number of arrivals that each phase expects
 MBARRIER_BYTES_SHIFT = 40  # from this bit on: the number of bytes still to come, signed
 MBARRIER_BYTES_MASK = (1 << 21) - 1
 MBARRIER_PARITY_BIT = 61

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers and structures of this room as a C++ header, which the sources of the native runtime include."""
+"""The numbers and structures of the package `abi` as a C++ header, which the sources of the native runtime include."""
 
 from __future__ import annotations
 

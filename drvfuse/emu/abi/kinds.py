@@ -24,8 +24,8 @@ class BarrierCount(IntEnum):
 
 
 class Endless(IntEnum):
-    """Which number exceeded its limit when a thread was stopped as endless, if not that of its accesses: its rounds of
-    loops without accesses, or the resumes of all threads.
+    """Why a thread was stopped as endless although its accesses were within their limit: too many rounds of its loops
+    without accesses, or too many resumes of all threads.
     """
 
     ROUNDS, RESUMES = range(2)
@@ -87,8 +87,8 @@ class Range(IntEnum):
 
 
 class Entry(IntEnum):
-    """Flags of the race detector's entries (native/race_entry.cuh). With LOCATION, it is no access but the state of a
-    location.
+    """Flags of the race detector's entries (native/race_entry.cuh). With LOCATION, the entry is no access but the
+    state of a location.
     """
 
     WRITE = 1 << 0

@@ -44,7 +44,7 @@ class KnownOp(Structure):
     "u32 op, block, thread, site, flags",  # the later access; `flags` are those of `Entry`
     # The earlier access. Each of the lanes in the mask other_lanes has made it.
     "u32 other_op, other_block, other_warp, other_lanes, other_site, other_flags",
-    "u32 store_site, load_site",  # the store and the load of a flag that does not order the accesses, or NO_SITE
+    "u32 store_site, load_site",  # sites of a flag's store and load that do not order the accesses, or NO_SITE
     "u32 store_op",  # the operation of that store
 )
 class Found(Structure):
@@ -134,7 +134,7 @@ class MissedFlag(Structure):
     "Ref cluster_arrivals, cluster_phase_clock",
     "u32 relaxed_arrival_time",  # the latest time of a thread that arrived at that barrier with .relaxed
     "u32 missed_flag_count",  # the number of missed flags so far; the last MISSED_FLAGS are kept
-    "u32 bulk_count",  # the number of bulk copies so far, which numbers their agents
+    "u32 bulk_count",  # the number of bulk copies so far; the next copy gets it as its number
     f"MissedFlag missed_flags[{MISSED_FLAGS}]",
 )
 class RaceBlock(Structure):

@@ -111,7 +111,7 @@ class List(Structure):
     "u64 shared_base",  # the address of its shared memory
     "u32 ctaid[3], index",  # its index in the grid, also as one number
     "u32 cluster_rank, smid",  # its rank in the cluster, and the multiprocessor that %smid names
-    "u64 cluster_shared_base",  # the address of the shared memory of rank 0; that of the other ranks lies behind it
+    "u64 cluster_shared_base",  # the address of the shared memory of rank 0; that of the other ranks follows
     "RaceBlock* race",
     "u32 active",  # 1 from its start until its slot is free
     "u32 live",  # the number of threads that have not exited
@@ -191,8 +191,8 @@ class Fault(Structure):
     "u8* races",  # a RaceBlock and its RaceThreads for each slot
     "Fault fault",
     "u32 reported",  # the last event of the launch that rt_run has reported: 1 all triggered, 2 ended
-    # A turn that the last call left unfinished: 1 if there is one, its slot, and the warp with which it continues plus
-    # 1.
+    # The turn that the last call left unfinished. part: 1 if there is one. turn: its slot. turn_warp: 1 plus the number
+    # of the warp with which it continues.
     "u32 part, turn, turn_warp",
     "u8 owner_class[256]",  # the MemoryOf of each owner in an access word
     "u32 pending, pad",  # the number of delayed stores of its blocks, ended blocks included
@@ -261,7 +261,7 @@ class Teams(Structure):
 @layout(
     "u64 seed",  # decides the schedule
     "u64 pass, clock, clock_reads",  # passes so far, the virtual time in nanoseconds, reads of it by threads
-    "u64 progress",  # counts what shows that threads do not merely poll
+    "u64 progress",  # counts changes of memory, exits and other signs that threads do not merely poll
     "u64 quiet",  # polls since the last write
     "u64 step",  # nanoseconds by which rt_advance moved the clock last
     "u64 resumes",  # resumes of threads so far
@@ -280,7 +280,7 @@ class Teams(Structure):
     "u32 timed",  # 1: threads sleep until their time, and are not woken early
     "u64 pass_random, pass_before, probe_rounds, probe_before, reads_before",
     # For the last check before a deadlock is reported. `state` is a hash of the saved states of all threads. It is
-    # compared with an older one, `state_kept`, replaced after 1, 2, 4, ... rounds, so that every cycle is found.
+    # compared with an older hash, `state_kept`, which is replaced after 1, 2, 4, ... rounds to find every cycle.
     "u64 state, state_kept, state_reads, state_rounds, state_period",
     # The number of resumes since a thread last exited or a block last started, where a resume at a strong access
     # counts STRAIN times. Above a limit the launch fails as endless.
@@ -311,7 +311,7 @@ class Engine(Structure):
 @layout(
     "u32 first, last",  # the copies of the queue, by their indices in Copies::pool; 0 for none
     "u32 commits, issued",  # numbers of committed groups, and of copies that were issued
-    "u32 unread",  # the first piece of a bulk copy whose read no wait_group has awaited
+    "u32 unread",  # the first piece of a bulk copy for whose read no wait_group has waited yet
 )
 class CopyQueue(Structure):
     """A queue of a thread's asynchronous copies, oldest first. Each thread has two (`queue_of` in native/copy.cuh). The

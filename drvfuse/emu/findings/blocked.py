@@ -103,8 +103,8 @@ def thread_of(launch: structs.Launch, block: structs.Block, linear: int) -> stru
 
 
 def _waiting(launch: structs.Launch, block: structs.Block) -> Iterator[tuple[str, str, structs.Thread]]:
-    """The waiting threads of a block: (the name of the mask of `Warp` with the lane, the mask's text in _WAITS, the
-    thread).
+    """The waiting threads of a block, each as (name, text, thread): `name` is the member of `Warp` whose mask has the
+    thread's lane, `text` is what `_WAITS` says for this member.
     """
     for w in range(launch.warps):
         warp = structs.Warp.from_buffer_copy(structs.Warp.from_address(block.warps + w * sizeof(structs.Warp)))

@@ -58,7 +58,7 @@ class Counters:
     warp_ops    the number of completed shuffles, votes and other warp operations
     resumes     the number of times that a thread was run until it suspended, which measures the emulator's own work
 
-    It is made from an array of `abi.structs.Site`, with one entry for each of the sites, and keeps a copy.
+    A `Counters` is made from an array of `abi.structs.Site`, with one entry for each of the sites, and keeps a copy.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..space.window import Window
 
 _APART = 8  # if more blocks wait for different words, blocks that wait at the same places count as one
-_NEAR = 256  # bytes around an unwritten word in which a write by a peer is mentioned
+_NEAR = 256  # bytes around a word that nobody wrote; writes of peers to these bytes are mentioned
 
 
 def of_deadlock(
@@ -32,7 +32,8 @@ def of_deadlock(
     of the blocks.
 
     `waits` are (kernel, device, `Blocked` threads of the launch). Of several blocks that wait at the same places for
-    the same words, only the first is shown. If that leaves more than _APART blocks, the words may differ, too.
+    the same words, only the first is shown. If that leaves more than `_APART` blocks, only the first of the blocks
+    that wait at the same places is shown, whatever their words.
     `without_work` are lines about the devices that run nothing.
     """
     names = Names(window)

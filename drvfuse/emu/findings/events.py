@@ -23,7 +23,7 @@ DTYPE = np.dtype(structs.Event)
 class Event:
     """An action of a thread. `clock` is its virtual time in nanoseconds, `kind` the name of an `abi.EventKind` in lower
     case. `value` is the value that a load has read or an atomic has found, or the number of a barrier. Events of a
-    block ("start", "end") have its thread 0.
+    block ("start", "end") name its thread 0.
     """
 
     clock: int

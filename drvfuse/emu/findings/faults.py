@@ -35,8 +35,8 @@ class Fault:
 
 
 def describe(launch: structs.Launch, identity: Identity, window: Window) -> Fault:
-    """The fault that the native runtime has recorded for a launch. It must be called before the slots of the launch are
-    used again, since it reads the frames of its blocks.
+    """The fault that the native runtime has recorded for a launch. Call this before the slots of the launch are used
+    again: it reads the frames that the launch's blocks have left in their slots.
     """
     f = launch.fault
     record = Record(launch, identity, window)

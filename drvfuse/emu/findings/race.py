@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..space.window import Window
 
 PROFILES = ("hardware", "strict")
-_OPS = 1 << 24  # the most operations of a machine that are checked
+_OPS = 1 << 24  # operations of a machine beyond this number are not checked
 _KEPT = 4096  # the most copies that are remembered, and the most plain stores of flags
 _WITHOUT_FLAG = (Edge.NONE, Edge.RELEASED_EARLIER, Edge.ORDER)  # edges that name no flag
 
@@ -103,7 +103,7 @@ class Detector:
         self._said_full = False
         # For a flag that was stored by a plain write: (writer, reader), each as (operation, block) -> what is wrong.
         self._flags: dict[Any, str] = {}
-        # The window calls `forget` by a weak reference: a cycle would keep the window of a dropped machine.
+        # The window calls `forget` by a weak reference: a cycle would keep the window of a dropped machine alive.
         weak = weakref.WeakMethod(self.forget)
 
         def forget(address: int, nbytes: int) -> None:

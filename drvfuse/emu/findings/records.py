@@ -60,10 +60,10 @@ class Record:
 
     @cached_property
     def kind(self) -> FaultKind:
-        """The kind of the fault. The native runtime decides it by the memory at the address. A wrong address may hit
-        memory that the engine lends to blocks and threads by chance; then the state space of the instruction decides
-        instead. An instruction without a state space counts as an access to global memory, since nearly all accesses to
-        shared and local memory name their state space.
+        """The kind of the fault. The native runtime decides it by the memory at the address. A wrong address may, by
+        chance, lie in memory that the engine lends to blocks and threads; then the state space of the instruction
+        decides instead. An instruction without a state space counts as an access to global memory, since nearly all
+        accesses to shared and local memory name their state space.
         """
         kind = FaultKind(self.launch.fault.kind)
         if not FaultKind.NONE < kind <= FaultKind.FOREIGN_LOCAL:
@@ -136,17 +136,17 @@ class Record:
 
     @property
     def other_line(self) -> int | None:
-        """The line at which the other threads wait. `flags` is their site."""
+        """The source line at which the other threads wait; `flags` of the record is the site."""
         return self.identity.place(self.flags)[1]
 
     @property
     def joining(self) -> int | str:
-        """The number of threads of the barrier in which this thread participates."""
+        """The number of threads for which this thread's barrier instruction waits: `value`, or "all" for 0."""
         return self.value or "all"
 
     @property
     def others(self) -> int | str:
-        """The number of threads of the barrier at which other threads wait."""
+        """The number of threads for which the other threads' barrier waits: `flags`, or "all" for 0."""
         return self.flags or "all"
 
     @property

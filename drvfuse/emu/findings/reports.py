@@ -145,10 +145,10 @@ def standstill(
     """The report of launches that cannot continue, or that are stopped: where each thread is, and what it waits for.
 
     `launches` are (name of the kernel, possibly with its process; device; EngineLaunch). `crowded` are the kernels
-    (name, device) that wait for room. `without_work` are the devices that run nothing, with the finding that ended
-    their kernels, if there was one. `stream_waits` are the waits of streams for values in memory, in words. Threads
-    that wait at the same place for the same word share a line, as do all threads that wait at one place for more than
-    _WORDS words.
+    (name, device) that have not started, since no multiprocessor can take one of their blocks yet. `without_work` are
+    the devices that run nothing, with the finding that ended their kernels, if there was one. `stream_waits` are the
+    waits of streams for values in memory, in words. Threads that wait at the same place for the same word share a line,
+    as do all threads that wait at one place for more than _WORDS words.
     """
     lines: list[str] = []
     missing: list[str] = []

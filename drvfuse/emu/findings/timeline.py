@@ -28,8 +28,8 @@ _TYPE = re.compile(r"[busf]\d+|v\d|global|bf16(x2)?|f16x2")
 
 @dataclass(frozen=True)
 class Participant:
-    """A block, or one thread of a block, whose events a timeline shows. The barriers of its block count as events of a
-    thread, too.
+    """A block, or one thread of a block, whose events a timeline shows. With a thread, it also takes the barriers, the
+    start and the end of the block.
     """
 
     device: int

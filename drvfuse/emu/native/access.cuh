@@ -17,7 +17,7 @@ FN u32 in_window(Launch* l, u64 addr, u32 size) {
     return addr - l->window_base < l->window_bytes && (addr & (size - 1)) == 0;
 }
 
-// The block of a thread's cluster in whose shared memory a range lies, or null.
+// The block, in a thread's cluster, whose shared memory contains a range; null if there is none.
 FN Block* shared_of(Thread* t, u64 addr, u32 size) {
     Launch* l = t->launch;
     Block* b = t->block;
@@ -33,7 +33,7 @@ FN Block* shared_of(Thread* t, u64 addr, u32 size) {
 // exit of its last thread.
 FN u32 present(Block* b) { return b->active && b->has_run && b->live; }
 
-// Fault::value for F_CLUSTER_ABSENT: the number of the block, and why it is absent (Absent).
+// Fault::value for F_CLUSTER_ABSENT: the number of the block, and why the block is absent (the enum Absent).
 FN u64 absence(Block* b) { return (u64)b->index << 32 | (b->has_run ? ABSENT_EXITED : ABSENT_NOT_YET); }
 
 // Whether a thread may access this range of memory that the engine lends in pieces (shared, local, parameters).
@@ -56,7 +56,7 @@ FAR u32 copying_to(Launch* l, u64 addr);
 // What the shadow bytes say of an access.
 struct ShadowState {
     u64 outside, unwritten;     // the first byte that is not addressable, or was never written
-    u32 is_inside, is_written;  // 1 if there is no such byte
+    u32 is_inside, is_written;  // 1 if `outside`, or `unwritten`, does not exist
 };
 
 // Reads the shadow bytes of an access. Bytes that only unused registers receive (UNREAD) need not be written.
@@ -165,7 +165,8 @@ FN u32 refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32* found) {
     return bad ? bad_access(t, addr, size, flags, site) : 0;
 }
 
-// Called before a write in a probe: keeps the old value, which settle_writes compares when the thread has suspended.
+// Called before a write in a probe: keeps the old value. When the thread has suspended, settle_writes compares it with
+// memory.
 FAR void note_write(Engine* e, u64 addr, u32 size) {
     if (e->writes == WRITES) {
         e->progress++;

@@ -8,19 +8,20 @@
 // copy is not made before some thread has arrived at the mbarrier or has expected bytes there: before that, no phase
 // could complete. An st.async carries its bytes with it, and is made as a bulk copy is.
 //
-// "Its block" is the block that is written, which has the copy in its list. When a block ends, the copies that its own
-// threads issued are dropped. A pending copy of another block is a fault (CTA not present).
+// In this file, the block of a copy is the block whose shared memory it writes; this block has the copy in its list.
+// When a block ends, the copies that its own threads issued are dropped. A pending copy of another block is a fault
+// (CTA not present).
 //
-// To the race detector, a copy is an agent of its own that reads and writes (race_copies.cuh). Once its bytes are
-// subtracted, threads that acquire the mbarrier learn this copy, and no other access of the issuing thread; for
-// st.async see race_cluster.cuh. The detector treats both proxies as one here, so it does not find a missing
-// fence.proxy.async.
+// The race detector treats a copy as a thread of its own, an agent, that reads and writes (race_copies.cuh). Once the
+// bytes of the copy are subtracted, threads that acquire the mbarrier know the copy's accesses, but no other access of
+// the issuing thread; for st.async see race_cluster.cuh. The detector treats both proxies as one here, so it does not
+// find a missing fence.proxy.async.
 #pragma once
 
 #include "mbarrier.cuh"
 #include "reduce.cuh"
 
-const u32 LATEST_TURN = 64;  // turns of its block after which a copy is made
+const u32 LATEST_TURN = 64;  // a pending copy is made after this many turns of the block that it writes
 
 // The end of a copy ---------------------------------------------------------------------------------------------------
 
@@ -35,7 +36,7 @@ FAR void drop_bulk(Launch* l, u32* link) {
     pool->bulk_free = i;
 }
 
-// Whether a copy may be made: whether its mbarrier was used since its initialisation.
+// Whether a copy may be made now: not while its mbarrier is unused since mbarrier.init. An arrival always may.
 FN u32 can_end(Bulk* c) {
     return !c->size || (*(u64*)c->mbarrier & (MBARRIER_VALID | MBARRIER_USED)) != MBARRIER_VALID;
 }
@@ -107,8 +108,8 @@ FAR void end_bulk(Launch* l, Bulk* c) {
     if (e->race) race_bulk_end(t, c->mbarrier, c->known);
 }
 
-// Called at the end of a block's turn: makes the copies that are due, and returns their number. `idle`: no thread of
-// the block ran in the turn.
+// Called at the end of a block's turn: makes the copies that are due, and returns their number. `idle` is 1 if no
+// thread of the block ran in the turn.
 FAR u32 run_bulks(Launch* l, Block* b, u32 idle) {
     Engine* e = l->engine;
     Bulk* pool = l->copy_pool->bulk;

@@ -47,7 +47,7 @@ struct Clock {
     // The chains follow in memory and, from a multiple of 16 bytes on, the items.
 };
 
-const u32 WHOLE = 0x3FFFFFF;  // the block of an item that stands for a whole operation
+const u32 WHOLE = 0x3FFFFFF;  // block number in the key of an item that covers all blocks of an operation
 
 FN u64 key_of(u32 op, u32 block, u32 sub) { return (u64)op << 32 | (u64)block << 6 | sub; }
 FN Chain* chains_of(Clock* c) { return (Chain*)(c + 1); }

@@ -192,7 +192,7 @@ API u32 rt_clock_end(Race* r, u32 ref, u32 op) {
         c = with_items(r, ref, op, WHOLE, 1, 0, 0, 0);
     }
     release(r, ref);
-    // An operation with an item WHOLE may be the next one of its chain now. Then the chain includes it instead.
+    // Each item WHOLE whose operation directly follows the known part of its chain is replaced by a longer known part.
     u32 changed = r->whole_items != 0;
     LOOP while (changed) {
         changed = 0;

@@ -14,7 +14,7 @@
 
 const u32 POLL_KNOWN = 0x100;  // flag of Thread::polls: the thread is suspended at an access that it has made before
 const u32 POLL_CREDIT = 16;    // shift in Thread::polls: the polls that the thread may make without a change
-const u32 CREDIT = 64;         // the polls that a change grants: more than a loop makes between two polls of one word
+const u32 CREDIT = 64;         // polls that a changed word allows: more than a loop makes between two polls of one word
 const u64 FUEL = 1 << 24;      // accesses, or rounds of loops, of a thread between two checks for an interrupt
 // Costs for Engine::work, in accesses.
 const u64 RESUME_WORK = 32;       // a resume
@@ -23,7 +23,7 @@ const u64 MATRIX_WORK = 2048;     // a matrix instruction
 const u64 WORK_LIMIT = 32 << 20;  // the work after which a call returns: about a tenth of a second
 const u64 STRAIN = 16;            // weight of a resume at a strong access in Engine::strain; other resumes count 1
 const u64 LAST_STEP = 86400000000000ull;  // the largest step of the virtual clock: a day, in nanoseconds
-const u32 STREAK = 64;                    // the most passes of a round of a probe; barriers in a spin loop take fewer
+const u32 STREAK = 64;                    // passes after which a round of a probe is progress; a spin loop takes fewer
 const u64 STACK_LIMIT = 2 << 20;          // bytes of host stack that a thread may use; a thread of Python has 8 MiB
 const u64 QUIET_LIMIT =
     1 << 21;  // polls since the last write after which the run counts as idle, even if words are new

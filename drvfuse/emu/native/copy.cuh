@@ -65,7 +65,7 @@ struct Bulk {
     u32 moment;        // when it is to be made: one of M_
     u32 how;           // for a reduction: the Reduce and the Element; else 0
     u32 until;         // for an arrival: it waits for its thread's copies with numbers below this one
-    u32 number;        // for an arrival: the number of its agent in the race detector
+    u32 number;        // for an arrival: its number as an agent (race.cuh) in the race detector
     u32 known;         // the clock that its mbarrier will publish (a reference that it owns)
     u32 turns;         // turns of its block since its issue
     u32 next;          // link in its block's list, oldest first, or in the free list
@@ -172,8 +172,8 @@ FAR u32 make_copy(Thread* t, Copy* c) {
     return 0;
 }
 
-// Completes and removes the first copy of a queue. To the race detector it becomes an access of its thread at `time`,
-// or of the arrival with the number `arrival`.
+// Completes and removes the first copy of a queue. For the race detector, the copy becomes an access of its thread at
+// `time`, or of the arrival with the number `arrival`.
 FAR u32 end_first(Thread* t, CopyQueue* q, u32 time, u32 arrival) {
     Copies* pool = t->launch->copy_pool;
     Copy* c = &pool->pool[q->first];

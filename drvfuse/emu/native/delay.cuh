@@ -79,7 +79,7 @@ FAR void delay_release(Thread* t, u32 scope) {
     if (scope == SCOPE_SYS) pass_on_device(d, t->launch->device);
 }
 
-// Called for a strong load: passes the stores of other threads of the block that it reads on to the device.
+// Called for a strong load: if it reads pending stores by other threads of its block, passes these on to the device.
 FN void delay_observe(Engine* e, Thread* t, u64 addr, u32 size) {
     Delay* d = e->delay;
     Block* b = t->block;

@@ -4,7 +4,7 @@
 
 #include "delay_view.cuh"
 
-const u64 LATEST = 1024;  // passes for which a store may stay at one level
+const u64 LATEST = 1024;  // the most passes of the scheduler (pass.cuh) for which a store stays at one level
 
 // Numbers a store anew, and draws the pass after which it is passed on at the latest. Seed 0 keeps all stores as long
 // as possible, other seeds keep some for a shorter time.
@@ -31,8 +31,8 @@ FN u32 is_freed(Launch* l, u64 addr) {
     return (*(u32*)(l->access_base + (addr - l->window_base >> 16) * 4) >> 24 & 0x3F) == K_FREED;
 }
 
-// Makes a store, which its device sees already, visible to everybody, and frees its entry. Memory has the view of that
-// device, or the view of everybody.
+// Makes a store, which its device sees already, visible to everybody, and frees its entry. At the call, memory must
+// have the view of that device, or the view of everybody.
 FAR void to_all(Delay* d, u32 i) {
     PendingStore* p = &d->pool[i];
     if (d->shown_device != p->device + 1 && !is_freed(p->launch, p->addr)) exchange(p);

@@ -7,8 +7,8 @@
 // is in op_value, with the thread of the first lane. The function stores the results in the exchange areas, and the
 // lanes continue. It returns 0, or 1 if an access was refused, which has stopped the launch.
 //
-// The products are bit-equal to those of an H200. Tables behind the structure Product, which the translator makes
-// (ptx/fragments.py), say which element of a matrix each register of each lane holds.
+// The products are bit-equal to those of an H200. The translator makes a structure Product and the tables that follow
+// it in memory (ptx/fragments.py). The tables say which element of a matrix each register of each lane holds.
 #include "tensor.cuh"
 
 const u32 LANES = 32;
@@ -163,7 +163,7 @@ FN u32 row_refused(Thread* first, u32 lane, u32 flags) {
     return rt_access(t, t->op_addr, 16, flags | SPACE_SHARED << SPACE_SHIFT, t->site);
 }
 
-// The row, and the column, of element 0 or 1 of a lane's register in a matrix.
+// The row (row_in) and the column (column_in) in a matrix of an element, 0 or 1, of a lane's register.
 FN u32 row_in(u32 lane, u32 element, u32 transposed) { return transposed ? lane % 4 * 2 + element : lane / 4; }
 
 FN u32 column_in(u32 lane, u32 element, u32 transposed) { return transposed ? lane / 4 : lane % 4 * 2 + element; }

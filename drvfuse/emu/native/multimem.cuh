@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Accesses by multicast addresses: multimem.ld_reduce, .st and .red.
 //
-// A multicast address stands for one address in the memory of each device of its team, its members (space/members.py).
-// An access is checked at the multicast address, for alignment and the device's access rights, and then made at each
-// member, in an order that the seed draws for each access (seed 0: the order of the devices). A store or reduction has
-// the same operand at each member. A load combines the words of the members in that order, in the precision that the
-// instruction names, else in that of the type, with a rounding after each step; a sum in a wider precision is rounded
-// to the type once, at its end. A NaN result is the type's canonical NaN, min and max return the number if one operand
-// is a NaN, and -0 is less than +0.
+// A multicast address stands for one address in the memory of each device of its team; these addresses are its members
+// (space/members.py). An access is checked at the multicast address, for alignment and the device's access rights, and
+// then made at each member, in an order that the seed draws for each access (seed 0: the order of the devices). A
+// store or reduction has the same operand at each member. A load combines the words of the members in that order, in
+// the precision that the instruction names, else in that of the type, with a rounding after each step; a sum in a
+// wider precision is rounded to the type once, at its end. A NaN result is the type's canonical NaN, min and max
+// return the number if one operand is a NaN, and -0 is less than +0.
 //
 // To the race detector and to delayed stores, these are accesses of the thread to each member by the member's own
 // address.
@@ -24,7 +24,7 @@ FN Team* team_of(Engine* e, u64 addr) {
     return 0;
 }
 
-// The address of a device's memory behind a multicast address; 0 if the device has bound none.
+// The address of the memory that a device has bound at a multicast address; 0 if it has bound none.
 FN u64 member_of(Team* team, u64 addr, u32 device) {
     u64 off = addr - team->base;
     u64 base = team->members[(off >> PIECE_SHIFT) * MEMBERS + device];

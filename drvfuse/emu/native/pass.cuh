@@ -32,7 +32,7 @@ FAR u32 turn_launch(Launch* l, u32 force, u64 random) {
         u32 first = l->free_groups[--l->free_count] * size;
         u32 group = l->next / size;
         l->next += size;
-        // The memory of slots that were never used may contain anything.
+        // Slots that were never used contain arbitrary bytes: marks these slots as free.
         LOOP for (; l->slots_used < first + size; l->slots_used++) ((Block*)(l->slots + l->slots_used * l->slot_stride))->active = 0;
         l->engine->progress++;
         l->engine->quiet = l->engine->strain = 0;

@@ -67,7 +67,8 @@ FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
         }
     } else {
         if (n == POLL_WORDS) {
-            // The thread polls too many words to watch: it runs in every pass, and QUIET_LIMIT ends a deadlock.
+            // Poll is full, and begins anew. A thread that polls more words than fit in a Poll runs in every pass, and
+            // only QUIET_LIMIT ends its deadlock.
             n = 0;
         } else if (e->quiet < QUIET_LIMIT) {
             e->progress++;

@@ -4,8 +4,8 @@
 
 #include "pass.cuh"
 
-// Moves the clock to the time at which the first sleeping thread wakes; while watching, to the time at which the last
-// one does. Returns 0 if no thread sleeps.
+// Moves the clock to the time at which the first sleeping thread wakes; if Engine::watching, to the time at which the
+// last one wakes. Returns 0 if no thread sleeps.
 FAR u32 wake_sleepers(Engine* e, Launch** launches, u32 n) {
     u64 first = ~0ull, last = 0;
     LOOP for (u32 k = 0; k < n; k++) {
@@ -45,8 +45,8 @@ FAR u32 has_event(Launch** launches, u32 n) {
     return event;
 }
 
-// Called while watching, when all threads wait again: 1 if all states are as they were some rounds ago. Then they
-// repeat for ever.
+// Called if Engine::watching, when all threads wait again: 1 if the states of all threads are as they were some rounds
+// ago. Then the states repeat for ever.
 FN u32 repeats(Engine* e) {
     if (e->state == e->state_kept && e->clock_reads == e->state_reads) return 1;
     if (!--e->state_rounds) {
@@ -57,15 +57,15 @@ FN u32 repeats(Engine* e) {
     return 0;
 }
 
-// Whether a thread has read the clock since it moved, and the step can still grow: the next step may let that thread
-// continue.
+// Whether a thread has read the clock since the clock last moved, and the step by which it moves can still grow: the
+// next step may let that thread continue.
 FN u32 awaits_clock(Engine* e) { return e->clock_reads != e->reads_before && e->step < LAST_STEP; }
 
 const u32 PROBE_EVENT = 2;  // a result of `probe`: its progress is an event of a launch
 
 // Lets all threads poll, in up to `rounds` rounds, or fewer if these take more than `limit` resumes. Returns 1 as soon
-// as that makes progress, PROBE_EVENT if the progress is an event of a launch, else 0. In a round, threads that a poll
-// lets continue run until they wait again, since a spin loop may contain a barrier. Engine::probing stays 1 if the
+// as that makes progress, PROBE_EVENT if the progress is an event of a launch, else 0. In a round, threads whose poll
+// has succeeded run until they wait again, since a spin loop may contain a barrier. Engine::probing stays 1 if the
 // work limit of the call ends the probe early.
 FAR u32 probe(Engine* e, Launch** launches, u32 n, u32 rounds, u64 limit) {
     if (!e->probing) {

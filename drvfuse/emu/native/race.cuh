@@ -12,6 +12,7 @@
 //     clock       What a thread knows: the set of accesses that happen before its next access (clock.cuh). A clock is a
 //                 vector clock, so "a thread knows an access" and "the access happens before it" mean the same here.
 //     to learn    To join a clock with another one.
+//     agent       Who makes accesses: a thread, or an asynchronous copy that counts as a thread of its own.
 //     line        16 aligned bytes of memory.
 //     entry       The record of one past access, or of like accesses by lanes of a warp (race_entry.cuh). Each line has
 //                 a list of entries. An access is checked against the entries of its bytes, and then recorded.
@@ -61,10 +62,10 @@
 //     accesses of lanes of a warp in the same way, and barrier.cluster those of a cluster (race_cluster.cuh). Shuffles
 //     and votes order nothing.
 //
-//     Operations. A launch knows from its start what the operations know for which it waited, and what the host knew
-//     when it queued the launch. A programmatic dependent learns its primary only at griddepcontrol.wait. What a launch
-//     knows from its start counts as fenced at system scope. The end of a launch is a release, and a fence, by all its
-//     threads.
+//     Operations. From its start, a launch knows what the operations for which it waited know, and what the host knew
+//     when it queued the launch. A programmatic dependent learns its primary only at griddepcontrol.wait. What a
+//     launch knows from its start counts as fenced at system scope. The end of a launch is a release, and a fence, by
+//     all its threads.
 //
 // What the profile "hardware" accepts. The profile "strict" (Race::strict) follows the model alone. Without it, five
 // kinds of order count that the model does not give, because hardware gives them and kernels rely on them:

@@ -22,7 +22,8 @@ FN void begin_block_access(Access* access, Launch* l, Block* b) {
     access->event_count = l->engine->event_count;
 }
 
-// Makes an Access for a thread. The caller adds what the access is. Settles the doubts of the last store.
+// Makes an Access for a thread; the caller sets its address, size, flags, kind and site. Also settles the doubts of
+// the last store (race_report.cuh).
 FN void begin_access(Access* access, Thread* t) {
     Launch* l = t->launch;
     Block* b = t->block;
@@ -45,8 +46,8 @@ FN void begin_access(Access* access, Thread* t) {
     access->is_plain = 0;
 }
 
-// For an access to the shared memory of another block of the cluster: reports it if the start of that block is not
-// ordered before it, for example by a barrier of the cluster.
+// For an access to the shared memory of another block of the cluster: reports the access unless the start of that
+// block is ordered before it, for example by a barrier of the cluster.
 FAR void race_other_block(Access* access, Thread* t, u64 addr) {
     u64 off = addr - t->block->cluster_shared_base;
     if (off >= access->launch->cluster_window) return;

@@ -16,7 +16,7 @@
 // What a barrier collects from its lanes. It owns its references.
 struct Meeting {
     Ref known;                               // the join of their clocks
-    Ref fence_release[4], fence_acquire[4];  // if joins_fences: the joins of these clocks of its lanes, by scope
+    Ref fence_release[4], fence_acquire[4];  // the same for these clocks, by scope, if joins_fences
     u32 joins_fences;
 };
 
@@ -35,7 +35,8 @@ FAR u32 join_lanes(Launch* l, Block* b, u32 w, u32 lanes, Meeting* m) {
             if (t->fence_acquire[k] != m->fence_acquire[k]) learn(r, &m->fence_acquire[k], t->fence_acquire[k]);
         }
     }
-    // A thread's own accesses before its fence.proxy.alias are in no clock yet. Lanes with the same time share an item.
+    // A thread's own accesses before its fence.proxy.alias are in no clock yet, so they are added to `known` here.
+    // Lanes with the same alias_fence_time share an item.
     LOOP while (aliased) {
         u32 time = race_thread(b, w * 32 + FFS(aliased) - 1)->alias_fence_time, alike = 0;
         LOOP for (u32 rest = aliased; rest; rest &= rest - 1)

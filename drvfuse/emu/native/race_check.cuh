@@ -94,8 +94,8 @@ FN u32 check_conflict(Access* access, Ref* cell, Entry* e, u32 overlap, u32 lane
     return 1;
 }
 
-// Whether the current access conflicts with every later access with which the entry's access conflicts, as far as the
-// strength and the kind of address of the two decide that.
+// Whether the entry's strength and kind of address let the current access replace it: every later access that
+// conflicts with the entry's access must also conflict with the current one.
 FN u32 covers_strength(Access* access, Entry* e) {
     if (!(access->kind & N_WRITE) && via_multicast(access->site) != via_multicast(e->site)) return 0;
     if (!(access->kind & N_STRONG)) return 1;
@@ -128,7 +128,8 @@ FN void drop_other_locations(Race* r, Ref* cell, Ref* pool, u32 mask, Location* 
 
 // The record of the access --------------------------------------------------------------------------------------------
 
-// If the current access is by a bulk copy, names the copy in its entry as AGENT_BULK in race_entry.cuh says.
+// If the current access is by a bulk copy, stores the number of the copy in the entry, in the form that the comment of
+// AGENT_BULK (race_entry.cuh) gives.
 FN void set_bulk_agent(Access* access, Entry* e) {
     if ((access->agent & AGENT_BULK) != AGENT_BULK) return;
     e->warp = access->copy_number % BULK_LANES / 32;

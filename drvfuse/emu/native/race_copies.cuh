@@ -5,7 +5,7 @@
 //     The thread's wait makes them accesses of the thread.
 //
 //     Bulk copy to shared memory. From the issue on, its entries name an agent of their own (AGENT_BULK). The mbarrier
-//     publishes the accesses of that agent when the copy has ended.
+//     publishes the accesses of this agent when the copy has ended.
 //
 //     Bulk copy to global memory. It consists of pieces of 16 bytes (store.cuh). Each piece is treated as a cp.async
 //     with two waits, one for the read and one for the write.
@@ -100,7 +100,7 @@ FAR void race_completes(Access* access, u64 mbarrier) {
     access->variant = 0;
 }
 
-// `known` joined with the accesses of the agent of a bulk copy or of an arrival. The caller's reference to `known`
+// `known` joined with the accesses of a bulk copy, or of an arrival, as an agent. The caller's reference to `known`
 // passes to this function.
 FN Ref with_agent(Access* access, Ref known) {
     u32 lane = access->copy_number % BULK_LANES, round = 1 + access->copy_number / BULK_LANES;
@@ -146,8 +146,8 @@ FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32
 }
 
 // Called for an arrival that waits for the copies which its thread has issued (cp.async.mbarrier.arrive). Stores the
-// number of its agent. Returns the clock that its mbarrier will publish, as a new reference: those copies, and what the
-// thread knows now.
+// number that the detector gives to the arrival as an agent (AGENT_BULK) in *number. Returns the clock that its
+// mbarrier will publish, as a new reference: those copies, and what the thread knows now.
 FAR Ref race_copy_arrival(Thread* t, u32* number) {
     Access access;
     begin_access(&access, t);
@@ -160,7 +160,8 @@ FAR Ref race_copy_arrival(Thread* t, u32* number) {
 }
 
 // Called when a bulk copy, an st.async or an arrival has ended: publishes its clock at the mbarrier, for scope CTA, or
-// for scope CLUSTER if the mbarrier is of another block. The thread that issued it learns nothing by that.
+// for scope CLUSTER if the mbarrier is of another block. The thread that issued the copy or arrival learns nothing by
+// that.
 FAR void race_bulk_end(Thread* t, u64 mbarrier, Ref known) {
     Access access;
     begin_access(&access, t);

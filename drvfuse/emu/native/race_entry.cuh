@@ -90,9 +90,9 @@ const u32 AGENT_PENDING = 1 << 25;
 // plus 1, and `serial` is the thread that issued the copy.
 const u32 AGENT_BULK = AGENT_PENDING | 1 << 24, BULK_LANES = 64;
 
-// Bits of the block in the key of a clock's item. With a tag, the item does not stand for all accesses of the block.
-// TAG_INIT: for its initialisations of mbarriers, from fence.mbarrier_init. TAG_READS: for its reads. TAG_ALIASED: for
-// its accesses that a fence.proxy.alias has followed.
+// Bits of the block in the key of a clock's item. An item with such a tag covers only some accesses of the block.
+// TAG_INIT: its initialisations of mbarriers, from fence.mbarrier_init. TAG_READS: its reads. TAG_ALIASED: its
+// accesses that a fence.proxy.alias has followed.
 const u32 TAG_INIT = 1 << 24, TAG_READS = TAG_INIT | 1 << 23, TAG_ALIASED = 1 << 23;
 
 // Entry::variant of accesses that are not strong, or operate on an mbarrier.
@@ -115,7 +115,7 @@ const u32 UNCHECKED = 0x80000000u;  // bit of a cell: some bytes of the line are
 // the bit UNCHECKED and the Ref of this structure, or no Ref if no byte of the line is checked.
 struct UncheckedLine {
     u32 bytes;  // mask of the bytes that are not checked
-    Ref list;   // entries of the other bytes
+    Ref list;   // the list of the entries of the line's other bytes
     u32 pad[6];
 };
 

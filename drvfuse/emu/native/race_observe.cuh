@@ -17,9 +17,9 @@
 
 #include "race_publish.cuh"
 
-// Looks for an observation of the same writes by the warp of the current access that its lane can join. Returns 1 if
-// the lane has observed these writes before. *alike is the observation, if there is one. In passing, removes the lane
-// from older observations of the chain that were made at the same time, since the new one includes them.
+// Returns 1 if the lane of the current access has observed the same writes before. Otherwise looks for an observation
+// of these writes, by its warp and at the same time, that the lane can join: *alike. In passing, removes the lane from
+// observations of earlier writes of the chain that were made at the same time, since the new one includes them.
 FN u32 find_observation(Access* access, Location* v, Observation** alike) {
     Race* r = access->race;
     LOOP for (Ref* link = &v->observations; *link;) {

@@ -165,7 +165,8 @@ FN void publish_reads(Access* access, Location* v, u32 continues_chain) {
     if (!continues_chain) assign(r, &v->published_reads, 0);
     if (r->strict || access->scope < SCOPE_SYS || (continues_chain && access->block_state->barrier_time < 2)) return;
     u32 barriers = access->block_state->barrier_time, op = access->op, block = access->block;
-    // An atomic publishes no reads of its own thread since the last barrier, as all threads may count on one word.
+    // An atomic publishes no reads of its own thread since the last barrier, as all threads of a launch may increment
+    // one counter.
     Ref all = continues_chain ? with_items(r, access->thread_state->clock, op, block, barriers, 0, 0, 0) : all_known(access), reads = reads_of(r, all, op);
     release(r, all);
     learn(r, &v->published_reads, reads);

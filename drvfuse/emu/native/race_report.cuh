@@ -14,7 +14,7 @@
 // Missing edges -------------------------------------------------------------------------------------------------------
 
 // Remembers, for reports, that the current access has read a flag that a block stored, and has not learnt `clock`, as
-// `edge` is missing between the two.
+// `edge` is missing between the store and the read.
 FAR void record_missed_flag(Access* access, u32 op, u32 block, u32 edge, u32 store_site, Ref clock) {
     Race* r = access->race;
     RaceBlock* b = access->block_state;
@@ -45,8 +45,9 @@ FN u32 relaxed_arrival(Access* access, Entry* e) {
 }
 
 // Looks for a flag that the present block has read and that would have ordered an entry before the current access:
-// first for a flag whose clock includes the entry's access, then for any flag of its block. Stores the sites of the
-// flag in *f. Returns the edge that is missing at the flag, or X_NONE if there is no such flag.
+// first for a flag whose clock includes the entry's access, then for any flag that the entry's block has stored.
+// Stores the sites of the flag in *f. Returns the edge that is missing at the flag, or X_NONE if there is no such
+// flag.
 FN u32 edge_of_flag(Access* access, Entry* e, Found* f) {
     LOOP for (u32 i = 0; i < 2 * MISSED_FLAGS; i++) {
         MissedFlag* m = &access->block_state->missed_flags[i % MISSED_FLAGS];

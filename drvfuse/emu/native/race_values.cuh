@@ -2,9 +2,9 @@
 // Streams that write a word of memory, or wait for its value (cuStreamWriteValue, cuStreamWaitValue), in the race
 // detector.
 //
-// Each is a strong access of system scope. It is checked as an access of the only thread of a launch that knows from
-// its start what the operation knows. So race_publish.cuh and clock.cuh need no case for it. A write with a memory
-// barrier is a release, and a wait that has found its value is an acquire.
+// Each such operation is a strong access of system scope. It is checked as an access of the only thread of a launch
+// that knows from its start what the operation knows. So race_publish.cuh and clock.cuh need no case for it. A write
+// with a memory barrier is a release, and a wait that has found its value is an acquire.
 #pragma once
 
 #include "race_access.cuh"

@@ -44,7 +44,8 @@ FAR u32 write_piece(Thread* t, Copy* c) {
     if (e->delay) pass_on_overlapping(e, t->block, l->device, c->target, 16);
     u64* to = (u64*)c->target;
     LOOP for (u32 i = 0; c->how && i < 2; i++) c->bits[i] = combine_word(to[i], c->bits[i], c->how, 64);
-    // A copy of the same bytes is no progress: otherwise a poll with a copy in its loop would never end.
+    // A copy that changes no byte is no progress: otherwise a deadlock in a loop that polls and copies would not be
+    // found.
     e->progress += to[0] != c->bits[0] || to[1] != c->bits[1];
     LOOP for (u32 i = 0; i < 2; i++) to[i] = c->bits[i];
     c->moment = M_MADE;

@@ -19,7 +19,8 @@ FAR void settle_writes(Engine* e) {
     e->writes = 0;
 }
 
-// Called when a thread has exited, `bit` being its lane. Barriers may be complete without it.
+// Called when a thread has exited. `bit` is the mask of its lane. Completes barriers that waited for this thread
+// alone.
 FAR void exit_thread(Launch* l, Block* b, Warp* warp, u32 bit) {
     Engine* e = l->engine;
     if (e->race) race_exit(thread_at(l, b, (u32)(warp - b->warps) * 32 + FFS(bit) - 1));
@@ -72,7 +73,7 @@ FN void end_watch(Engine* e, Watch* w) {
     e->quiet = 0;
 }
 
-// Counts a resume towards the limit of Engine::strain. Returns 1, after recording a fault, if that is reached.
+// Counts a resume towards the limit of Engine::strain. Returns 1, after recording a fault, if the limit is reached.
 FN u32 count_strain(Launch* l, Thread* t, u32 watched) {
     Engine* e = l->engine;
     if (e->advancing) return 0;
@@ -99,14 +100,15 @@ FN void wait_for_warp(Warp* warp, Thread* t, u32 bit) {
     warp->warpop |= bit;
 }
 
-// Called when a lane has suspended at a barrier. Its warp arrives there when all of its lanes have suspended at it.
+// Called when a lane has suspended at a barrier. The warp arrives when all of its live lanes have suspended at a
+// barrier.
 FN void gather(Launch* l, Block* b, Warp* warp, u32 bit) {
     warp->gathered |= bit;
     if (warp->gathered == warp->live) arrive(l, b, warp);
 }
 
-// Called when a thread has suspended with a status: enters it in the mask of its warp for what it waits for. Returns 1
-// if it need not wait.
+// Called when a thread has suspended with a status: sets its lane in the mask of Warp that stands for what the thread
+// waits for. Returns 1 if the thread need not wait.
 FN u32 suspended(Launch* l, Block* b, Warp* warp, Thread* t, u32 bit, u32 status) {
     Engine* e = l->engine;
     if (status == YIELD) {
@@ -238,9 +240,9 @@ FN u32 held_warps(Launch* l, Block* b) {
     return (u32)(r & r >> 32);
 }
 
-// One turn of a block. Returns the number of resumes. It begins with the warp that Launch::turn_warp names. If the work
-// limit of the call ends the turn, turn_warp is set to the warp with which the next call continues. Once a barrier has
-// completed in the turn, warps are held back (held_warps) even if none were before.
+// One turn of a block. Returns the number of resumes. The turn begins with the warp that Launch::turn_warp names. If
+// the work limit of the call ends the turn, turn_warp is set to the warp with which the next call continues. Once a
+// barrier has completed in the turn, warps are held back (held_warps) even if none were before.
 FAR u32 run_block(Launch* l, Block* b, u32 force) {
     u32 ran = 0, w = l->turn_warp ? l->turn_warp - 1 : 0;
     u32 held = force || l->engine->pass_held == 2 ? 0 : held_warps(l, b);

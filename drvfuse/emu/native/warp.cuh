@@ -24,7 +24,7 @@ FN void shuffle(Launch* l, Block* b, u32 w, u32 mask, u32 lane, Thread* t) {
         ok = j <= (s32)last;
     }
     if (!ok) j = lane;
-    // The value of a lane that does not participate is undefined: return a value that makes the error visible.
+    // The value of a lane that does not participate is undefined: the result is a number that makes the error visible.
     u32 present = mask >> j & 1;
     t->op_result = present ? thread_at(l, b, w * 32 + j)->op_a : 0xDEADBEEFu;
     if (!present) notice(l, t, NOTICE_SHUFFLE, j);
