@@ -20,8 +20,8 @@ class Allocation:
     """A live range of addresses. `device` is None for host memory, managed memory and multicast addresses.
 
     Exactly one of context, pool, handle and graph is set, and decides who may access it (`machine/memory.py`). `handle`
-    is the handle that cuMemMap was given. An allocation of a graph has memory only between its allocation and its free
-    node.
+    is the handle that cuMemMap was given. An allocation of a graph has memory only from the run of its allocation node
+    to its free, by a call or a free node.
     """
 
     base: int
@@ -34,9 +34,9 @@ class Allocation:
     host_flags: int | None = None
     registered: bool = False
     alias: Allocation | None = None  # for registered memory: the addresses by which devices reach it
-    descriptor: int | None = None  # for registered memory: its file
+    descriptor: int | None = None  # for registered memory: the descriptor of its file
     host: int | None = None  # for an `alias`: the host's address of the memory
-    of_module: bool = False  # whether it holds the variables of a module
+    of_module: bool = False  # whether the range holds the variables of a module
     managed: Advice | None = None  # for managed memory: the program's advice on its use
     synchronous: bool = False  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
     freed: bool = False  # whether cuMemFreeAsync is queued for it
@@ -48,13 +48,13 @@ class Allocation:
 
     @property
     def freeable(self) -> bool:
-        """Whether cuMemFree can free it: memory of cuMemAlloc, managed memory and memory of a pool."""
+        """Whether cuMemFree can free the allocation: memory of cuMemAlloc, managed memory and memory of a pool."""
         memory = self.device is not None or self.managed is not None
         return memory and self.mapped is None and not self.of_module
 
     @property
     def exportable(self) -> bool:
-        """Whether another process can open it by cuIpcGetMemHandle: memory of cuMemAlloc."""
+        """Whether cuIpcGetMemHandle gives a handle for other processes: only for memory of cuMemAlloc."""
         return self.device is not None and self.context is not None and self.origin is None and not self.of_module
 
     @property

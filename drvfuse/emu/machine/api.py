@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The factory of a process's driver API. The functions of the API are in `emu.driver`, which this room may not import;
-so the package `emu` sets the factory.
+"""The factory of a process's driver API. The functions of the API are in `emu.driver`, which the package `emu.machine`
+may not import; so the package `emu` sets the factory.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ make: Callable[[Process], Any]
 
 attach: Callable[[str], Any]
 """Attaches to the machine that another process serves at an address, and returns an object with the methods of a
-`Machine` that other rooms use. `drvfuse/emu/__init__.py` sets it too.
+`Machine` that other packages of drvfuse use. `drvfuse/emu/__init__.py` sets it too.
 """

@@ -11,8 +11,8 @@ from .work import Op
 
 
 class Backlog:
-    """The operations of a machine that wait for no other operation. Their order depends on the calls and the seed
-    alone.
+    """The operations of a machine that wait for no other operation. The order in which they start depends only
+    on the driver calls and the seed.
 
     With seed 0, operations start in the order of the calls. Another seed draws the order, and holds some operations
     back until others have ended. With an odd seed, a programmatic dependent starts as soon as its primary has

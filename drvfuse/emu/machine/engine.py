@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 EngineModule = loader.NativeModule
 _IDENTITIES = 1 << 16  # operations that are remembered for reports
-_RESUMES = 20_000  # the budget of a run that counts resumes
+_RESUMES = 20_000  # the budget of a `run` after `count_resumes()`
 
 
 class Engine:
-    """Runs the launches of one machine. With seed 0, blocks run in order; other seeds rotate them and hold launches and
-    warps back.
+    """Runs the launches of one machine. With seed 0, blocks run in order; other seeds rotate that order, and hold
+    launches and warps back.
 
     `loop_limit`: the most accesses, or rounds of loops without accesses, that a thread may make between two suspends.
     `delay_stores`: stores reach other blocks late (native/delay.cuh). After `count_resumes()`, a `run` ends after a
@@ -181,12 +181,12 @@ class Engine:
         *arguments: int,
         then: tuple[int, ...] | None = None,
     ) -> int:
-        """Call a native function on launches until it does not return MORE. `then`, if given, has its arguments from
-        the second call on.
+        """Call a native function on launches until it does not return MORE. From the second call on, its arguments are
+        `then`, if that is given.
         """
         array = (ctypes.c_void_p * len(launches))(*(launch.address for launch in launches))
         state, found, again = ctypes.addressof(self._state), int(RunEnd.MORE), False
-        while found == RunEnd.MORE:  # an interrupt may end this loop, as every thread is suspended between two calls
+        while found == RunEnd.MORE:  # between two calls all kernel threads are suspended, so an interrupt may end this
             with interrupts.native():
                 found = function(state, array, len(launches), *arguments, again)
             again, arguments = True, arguments if then is None else then

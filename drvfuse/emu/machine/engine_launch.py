@@ -254,8 +254,8 @@ class EngineLaunch:
 
 @functools.cache
 def _owner_classes(device: int) -> Any:
-    """For each owner of memory: the MemoryOf under which the counters of a launch on this device count accesses to
-    it.
+    """An array, indexed by the owner of the accessed memory, of the MemoryOf as which a launch on this device counts
+    an access.
     """
     classes = (ctypes.c_uint8 * 256)(*[MemoryOf.PEER] * 8)
     classes[device] = MemoryOf.DEVICE

@@ -34,7 +34,7 @@ AUTO_FREE, UPLOAD, DEVICE_LAUNCH, NODE_PRIORITY = 1, 2, 4, 8
 
 @dataclass(eq=False)
 class Step:
-    """The part of an executable for one node. `after` are the steps for which it waits; `inner` is the plan of a child
+    """The part of an executable for one node. `after` are the steps that come before it; `inner` is the plan of a child
     graph. A step that is not `enabled` does nothing, but keeps its place in the order.
     """
 
@@ -143,7 +143,7 @@ class GraphExec(Object):
             self.process.machine.progress.submit(command, [self.last], chain=new_chain())
 
     def launch(self, stream: Stream) -> None:
-        """Queue all steps. The stream's next operation waits for all of them. A Failure is raised before any is
+        """Queue all steps. The stream's next operation waits for all of them. If Failure is raised, no step was
         queued.
         """
         process, progress = self.process, self.process.machine.progress
@@ -180,7 +180,7 @@ class _Launch:
             waits = [op for other in step.after for op in ends[other]] or before
             ends[step] = self._inner(step.inner, waits) if step.inner is not None else [self._submit(step, ends, waits)]
         last = [op for step, ops in ends.items() if step.last for op in ops]
-        # a kernel may end before another one that it overlaps
+        # a programmatic dependent may end before its primary, so the primary counts as an end too
         overlapped = (o for s in ends for other, edge in s.after.items() if edge.programmatic for o in ends[other])
         return list(dict.fromkeys([*last, *overlapped]))
 

@@ -115,7 +115,7 @@ class Graph(Object):
     moved: bool = False
     nodes: dict[Node, None] = field(default_factory=dict, init=False)
     user_objects: Counter[UserObject] = field(default_factory=Counter, init=False)
-    # The one executable that a graph with memory nodes may have.
+    # For a graph with allocation or free nodes: its executable, of which there may be only one.
     executable: GraphExec | None = field(default=None, init=False)
     ident: int = field(default_factory=_ids.__next__, init=False)
     numbers: Iterator[int] = field(default_factory=itertools.count, init=False)

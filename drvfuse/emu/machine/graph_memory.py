@@ -52,12 +52,12 @@ class GraphMemory:
 
     @property
     def freeable_by_call(self) -> bool:
-        """True if cuMemFree or cuMemFreeAsync may free it now: it is allocated, and its own graph does not free it."""
+        """True if cuMemFree and cuMemFreeAsync may free the memory now: it is live, and `owner` does not free it."""
         return self.live and self.owner not in self.freed_in
 
     def freeable_in(self, graph: Graph) -> bool:
-        """True if a free node for it may be added to a graph. A graph may have one, and either its own graph or other
-        graphs may have it.
+        """True if a free node for this memory may be added to a graph. Each graph may have one such node, but
+        `owner` and another graph may not both have one.
         """
         if graph in self.freed_in:
             return False
@@ -159,7 +159,7 @@ class GraphMemories:
         self.sweep()
 
     def abandon(self, owner: Graph) -> None:
-        """Called when a graph is destroyed, with its nodes."""
+        """Called when the graph `owner` and its nodes are destroyed."""
         for memory in self._memories:
             memory.abandoned = memory.abandoned or memory.owner is owner
             memory.freed_in.discard(owner)

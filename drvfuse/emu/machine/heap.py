@@ -34,7 +34,7 @@ class Heap:
 
     @property
     def settled(self) -> bool:
-        """Whether the size of the heap is fixed, which it is after a kernel has allocated from the heap."""
+        """Whether the size of the heap is fixed: from the first allocation by a kernel on, it is."""
         return self._left is not None
 
     def _serve(self, at: int) -> int:

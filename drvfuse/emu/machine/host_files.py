@@ -35,8 +35,8 @@ class FilePart(NamedTuple):
 
 
 def behind(address: int, nbytes: int) -> FilePart | None:
-    """The part of a file (a memfd, or a file in /dev/shm) of which a range of this process's memory is a shared
-    mapping.
+    """The part of a file that a range of this process's memory maps with MAP_SHARED. The file is a memfd, or lies in
+    /dev/shm.
 
     None if the range is other memory, if the file ends before the range, or if this process has no open descriptor of
     the file that can read and write.
@@ -57,7 +57,7 @@ def behind(address: int, nbytes: int) -> FilePart | None:
 
 
 def make_shared(address: int, nbytes: int) -> FilePart | None:
-    """Move private memory to a file, whose shared mapping replaces its pages at the same addresses, and return the
+    """Move private memory to a new file, map the file with MAP_SHARED at the addresses of that memory, and return the
     file.
 
     The pages stay shared, so processes that are forked later share them too. None for memory that cannot be written or
@@ -101,8 +101,8 @@ def _private(start: int, end: int) -> bool:
 
 
 def _mapping(address: int, nbytes: int) -> tuple[int, int, int] | None:
-    """(device, inode, offset) of the file of which the whole range is one shared, writable mapping. None if it is
-    not.
+    """(device, inode, offset in the file) if the whole range is a shared, writable mapping of one part of a file, else
+    None.
     """
     at, found = address, None
     for line in _MAPS.read_text().splitlines():

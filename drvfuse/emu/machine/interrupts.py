@@ -67,7 +67,7 @@ class held:
         self._mine = handler
         _watcher = self._watcher
         _c.signal(signal.SIGINT, _note)
-        _handler = handler  # set only while _note is the handler: an interrupt may end this method before
+        _handler = handler  # set once `_note` is the handler, as an interrupt may end this method earlier
 
     def __exit__(self, *exc: object) -> None:
         global _handler, _pending, _watcher

@@ -24,7 +24,8 @@ class Kernels:
         self.crowded: list[Op] = []
 
     def place(self, op: Op, command: Launch) -> bool:
-        """Start a kernel with as many resident blocks as the SMs of its device have room for. False if none fits.
+        """Start a kernel with as many resident blocks as the SMs of its device have room for. False if no cluster fits
+        (without clusters: no block) or, for a cooperative kernel, not all blocks.
 
         Raises WindowError if the window has no room for the memory of its blocks.
         """

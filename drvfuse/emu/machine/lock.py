@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class MachineLock:
-    """The lock of a machine. A thread that waits for work passes it on to threads that want to queue work.
+    """The lock of a machine. A thread that waits for work lets threads that want to queue work have the lock.
 
-    `order` records which thread gets it or, in a repeated run, decides it: `with lock: lock.called(process, what);
-    ...`.
+    `order` records which thread gets the lock or, in a repeated run, decides that. A driver call takes the lock by
+    `with lock:`, and then calls `lock.called(process, what)`.
     """
 
     def __init__(self) -> None:
@@ -59,8 +59,8 @@ class MachineLock:
             self._caller, self.call = process, what
 
     def choose(self, kind: str, value: int) -> int:
-        """The value of a choice that depends on wall-clock time; 0 is the usual value. It is `value` or, in a repeated
-        run, the recorded value.
+        """The value of a choice that depends on wall-clock time; 0 is the usual value. Returns `value` or, in a
+        repeated run, the recorded value.
         """
         return value if self.order is None else self.order.choose(kind, int(value))
 

@@ -69,7 +69,7 @@ class LaunchRecord:
 
 
 class Memory(Protocol):
-    """An array, such as drvfuse's."""
+    """An array that has an address and a size, such as drvfuse's."""
 
     @property
     def ptr(self) -> int: ...
@@ -354,9 +354,9 @@ def default_machine(*, served: bool = False) -> Machine:
 
     If the setting `emu_machine` names an address, it is the machine that another process serves there. Otherwise it is
     a machine of this process with the settings `emu_devices`, `emu_arch`, `emu_seed`, `emu_race` and `emu_delay_stores`
-    (defaults: 8 devices, seed 0, no detector). Settings are read when it is made; after it was closed, the next call
-    makes a new one. `served` is that of `Machine`, for a machine that is made now. Raises ArgumentError for a setting
-    with a wrong value.
+    (defaults: 8 devices, seed 0, no detector). Settings are read when the machine is made. After the machine was
+    closed, the next call makes a new one. If this call makes a machine of this process, `served` is passed on to
+    `Machine`. Raises ArgumentError for a setting with a wrong value.
     """
     global _default
     with _default_lock:

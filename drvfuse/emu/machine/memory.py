@@ -5,7 +5,7 @@ cuMemAlloc, module variables   the owner, and the devices whose contexts were gi
 pinned and managed memory      every device
 pools                          the owner, and the devices in the pool's access list
 allocation nodes of graphs     the owner, and the devices in the node's access list
-cuMemMap                       only devices that were given access at that address, which holds for the owner too; the
+cuMemMap                       only devices that were given access at that address (the owner needs it too); the
                                addresses of a multicast object have no owner and no memory of their own
 """
 

@@ -46,7 +46,7 @@ def create(proc: Process, nbytes: int, size: int, handle_types: int) -> Handle:
 
 
 def add_device(proc: Process, item: Multicast, device: Device) -> None:
-    """Add a device to the team of a multicast object. It cannot be removed. Calls that wait for the team continue."""
+    """Add a device to the team of a multicast object, for good. Calls that wait for the team continue."""
     if not supported(proc.machine, device):
         raise refused("cuMulticastAddDevice: this device has no multicast", device, R.CUDA_ERROR_NOT_SUPPORTED)
     if device in item.devices:

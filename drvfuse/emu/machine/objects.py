@@ -144,7 +144,7 @@ class Mark:
 
 @dataclass(eq=False)
 class Event(Object):
-    """An event. `op` is the marker of its last record; `captured` are the nodes of a record in a capture."""
+    """An event. `op` is the marker of its last record; `captured`: the nodes before a record in a capture."""
 
     context: Context
     flags: int = 0

@@ -40,7 +40,7 @@ class Diverged(DrvfuseError):
 
 
 class Order(Protocol):
-    """The calls by which a machine's lock reports which thread gets it. The caller holds the lock."""
+    """What a machine's lock calls when a thread gets the lock and when a choice is made. The caller holds the lock."""
 
     def called(self, process: Process, what: str) -> None:
         """The calling thread has got the lock for a call."""
@@ -59,7 +59,7 @@ class Recorder:
 
     def __init__(self, path: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
         try:
-            self._file = Path(path).open("w", 1, encoding="utf-8")  # noqa: SIM115 - by lines, so that a death loses none
+            self._file = Path(path).open("w", 1, encoding="utf-8")  # noqa: SIM115 - line by line, so none is lost
         except OSError as error:
             raise ArgumentError("record", repr(path), f"a file that can be written ({error})") from None
         self._usual = 0
@@ -188,7 +188,7 @@ class Replayer:
             raise self._failure
 
     def _fail(self, what: str) -> Diverged:
-        """Make an error of the repetition, which every later call raises too."""
+        """Return the error of a run that differs from the record, and keep it: every later call raises it too."""
         line = "nothing" if self._line is None else f"{self._line} (line {self._line.number})"
         usual = f"{self._usual} usual choices and " if self._usual else ""
         there = f"the run differs from the record {self._path}: there {usual}{line} comes next"

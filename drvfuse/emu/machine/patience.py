@@ -31,7 +31,7 @@ MOMENT_S = 0.02
 
 
 class Patience:
-    """The patience of one call of `process`."""
+    """Decides how long one driver call of `process` waits while nothing can move."""
 
     def __init__(self, process: Process) -> None:
         self._process, self._machine = process, process.machine

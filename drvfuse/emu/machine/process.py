@@ -70,7 +70,7 @@ class Process:
         self.foreign: Foreign | None = None  # for a client: the host memory of its process
         self.make_shared: Callable[[int, int], FilePart | None] = host_files.make_shared
         self.call_host: Callable[..., None] = call_host
-        self.callers: set[int] = set()  # the threads that have called its driver so far
+        self.callers: set[int] = set()  # the threads that have called this driver so far
         self._blocked: dict[int, Callable[[], bool]] = {}  # waiting thread -> whether its call may return
         self._tenancies: list[Tenancy] = []
         for device in machine.devices:
@@ -298,8 +298,8 @@ class Process:
             raise Failure(context.error)
 
     def stream(self, value: Any) -> Stream:
-        """The stream of a stream argument: 0 and 1 are the current context's legacy stream, 2 the thread's own
-        stream.
+        """The stream that a CUstream argument means: 0 and 1 are the current context's legacy stream, 2 is the calling
+        thread's own stream.
         """
         handle = 0 if value is None else int(value)
         if handle in (0, 1):

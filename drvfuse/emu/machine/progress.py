@@ -54,7 +54,7 @@ class Progress:
     # Queueing --------------------------------------------------------------------------------------------------------
 
     def enqueue(self, stream: Stream, command: Command) -> Op:
-        """Queue a command after the operations for which its stream has to wait. The stream is not being captured."""
+        """Queue a command after the operations for which its stream has to wait. Not for a captured stream."""
         context = stream.context
         after = self._behind(stream.tail)
         last = stream.last
@@ -96,7 +96,7 @@ class Progress:
             (done if op.done else live).append(op)
         if self.detector is None:
             return live
-        if len(done) > 1:  # one operation stands for all ended ones
+        if len(done) > 1:  # one new operation stands for all operations that have ended
             one = Op(done[0].command, done[0].order, done[0].number)
             one.done = True
             one.started = one.known = self.detector.together(done)
@@ -106,8 +106,8 @@ class Progress:
     def submit(
         self, command: Command, after: Iterable[Op], *, chain: int, primary: Op | None = None, priority: int = 0
     ) -> Op:
-        """Queue a command after the operations `after` and, as a programmatic dependent, after `primary`. It is the
-        next one of `chain`.
+        """Queue a command after the operations `after` and, as a programmatic dependent, after `primary`. The
+        operation is the next one of `chain`.
         """
         if isinstance(command, Launch) and command.priority is not None:
             priority = command.priority

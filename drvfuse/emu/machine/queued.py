@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a queued copy or fill may still run: the allocations that it uses must be those of the time of the call."""
+"""Checks before a queued copy or fill runs: the allocations at its addresses must be those of the time of the call."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def refusal(command: Command, meant: list[tuple[int, ...]]) -> Report | None:
 
 
 def _present(memory: ProcessMemory, window: Window, address: int, nbytes: int) -> bool:
-    """True if a range is live memory, which addresses of graphs hold only between allocation node and free node."""
+    """True if a range is live memory. Memory of a graph is live only between its allocation and its free."""
     if memory.uncovered(address, nbytes) is not None:
         return False
     return all(a.graph is None or window.index.covers(a.base, a.nbytes) for a in memory.within(address, nbytes))

@@ -25,8 +25,8 @@ class UserObject(Object):
         self.references += count
 
     def release(self, process: Process, count: int) -> None:
-        """Release `count` references; the caller has checked that it has them. When the last one is released, the
-        destructor runs before this returns, as a host function, without the machine's lock.
+        """Release `count` references; the caller has checked that the program or graph has them. When the last one is
+        released, the destructor runs before this returns, as a host function, without the machine's lock.
         """
         self.references -= count
         if self.references == 0:

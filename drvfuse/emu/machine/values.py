@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that a stream writes to memory, and values in memory for which it waits.
+"""Values that a stream writes to memory, and values in memory for which a stream waits.
 
 Memory ordering in the race detector (`native/race_values.cuh`). A write is a strong store of one word at system scope,
-with release semantics: all that precedes it in its stream happens before what acquires it. With NO_MEMORY_BARRIER it is
-relaxed, and orders nothing. A wait is a strong load at system scope, with acquire semantics. The detector checks it
-once, when it finds its value. What follows it in its stream then happens after the release that it has seen, which is a
-write of another stream, or a release of a kernel at system scope. So accesses to a word by such operations alone are no
-race. A plain store to the word by a concurrent kernel is a race, as it is for a kernel that polls. The scheduler of
-operations does not use this order: only the wait itself holds work back.
+with release semantics: all that precedes it in its stream happens before what acquires it. With NO_MEMORY_BARRIER a
+write is relaxed, and orders nothing. A wait is a strong load at system scope, with acquire semantics. The detector
+checks a wait once, when the wait finds its value. What follows the wait in its stream then happens after the release
+whose value the wait has read: a write of another stream, or a release of a kernel at system scope. So accesses to a
+word by such writes and waits alone are no race. A plain store to the word by a concurrent kernel is a race, as it is
+when a kernel polls the word. The scheduler of operations does not use this order: only the wait itself holds work back.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Waits:
         self._machine, self._progress = machine, machine.progress
         self._idle_queries = (0, 0)
         self._wall_time = WallTime(machine.lock, lambda ns, resumes: machine.engine.pass_time(ns, resumes))
-        self._rest, self._rest_until = -1, 0.0  # `changes` of the lock when nothing could move, and the time to retry
+        self._rest, self._rest_until = -1, 0.0  # `lock.changes` when nothing could move, and when to try again
 
     def wait(self, ops: Iterable[Op], process: Process | None = None) -> None:
         """Run until these operations are done. Operations that can never be done are ended with a deadlock report.
@@ -64,7 +64,7 @@ class Waits:
             moved = self._step()
             count = self._idle_queries[1] + 1 if self._idle_queries[0] == submitted and not moved else 0
             if count == IDLE_QUERIES:
-                # If this advances time, the next query advances time again.
+                # If time advances, `count` becomes one less, so that the next idle query advances it again.
                 count -= self._let_time_go(waited[0].command.context.process)
             self._idle_queries = (submitted, count)
         if not all(op.done for op in waited):
@@ -86,7 +86,7 @@ class Waits:
         if self._progress.running:
             with interrupts.taken():
                 moved = self._wall_time.go()
-            # Until then, calls that wait try a step only if something has changed (`_try_step`).
+            # Until `_rest_until`, calls that wait try a step only if something has changed (`_try_step`).
             self._rest_until = 0.0 if moved else time.monotonic() + 1
 
     def _learn(self, ops: Iterable[Op]) -> None:

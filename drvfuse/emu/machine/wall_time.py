@@ -18,9 +18,9 @@ class WallTime:
     """Advances virtual time with wall-clock time while nothing can move: it calls `pass_time(ns, resumes)` with the
     nanoseconds since its last call. `pass_time` returns whether that made progress.
 
-    If other threads have waited for the lock within the last half second, it is called rarely, so that they have the
-    lock most of the time. One call never covers more than half a second: longer calls of other threads, such as the
-    translation of a module, do not count. In a repeated run, `lock` replaces the values by the recorded ones
+    If other threads have waited for the lock within the last half second, `pass_time` is called rarely, so that they
+    have the lock most of the time. One call never covers more than half a second: longer calls of other threads, such
+    as the translation of a module, do not count. In a repeated run, `ns` and `resumes` follow the recorded choices
     (`MachineLock.choose`).
     """
 

@@ -101,12 +101,12 @@ class Index:
                 yield start, mapping
 
     def same(self, address: int) -> list[int]:
-        """All addresses at which the byte at an address is mapped. The first one is that address."""
+        """All addresses at which the byte at an address is mapped. The given address is the first one."""
         found = next(self.mapped(address, 1), None)
         if found is None or found[1].physical is None:
             return [address]
         start, mapping = found
-        offset = mapping.offset + address - start  # in the physical memory
+        offset = mapping.offset + address - start  # the offset of the byte in the physical memory
         places = [
             other + offset - m.offset
             for other, m in self._mappings.items()

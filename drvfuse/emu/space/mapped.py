@@ -99,7 +99,7 @@ def gathered(pieces: Sequence[tuple[int, int]]) -> bytes | None:
 
 
 def _gathered(pieces: Sequence[tuple[int, int]]) -> bytes | None:
-    """The same for at most _PIECES pieces."""
+    """What `gathered` returns, for at most _PIECES pieces."""
     total, sources = 0, b""
     for address, size in pieces:
         if size:

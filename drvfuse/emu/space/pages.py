@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of this process, by system calls: areas of a window are reserved, files are mapped into them; and the hand-out
-of ranges.
+"""System calls that reserve the areas of a window and map files into them, and `Ranges`, which hands out parts of an
+area or a file.
 """
 
 from __future__ import annotations

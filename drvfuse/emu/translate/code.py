@@ -19,7 +19,7 @@ class Param:
 
 @dataclass(frozen=True)
 class Site:
-    """The place in the code of an access or a suspend.
+    """The place in the source of an instruction that accesses memory or suspends.
 
     `inlined` are (file, line) of the calls by which the code was inlined, innermost first. `address` is the text of
     the memory operand in the PTX, or "". `function` is the kernel or function that contains the instruction.

@@ -57,7 +57,7 @@ class Conversions:
 }}"""
             return f"@{name}"
         up = {
-            # Up if the remainder is above half, or exactly half while the quotient is odd.
+            # Round up if the remainder is above half, or exactly half while the quotient is odd.
             "rn": f"""  %odd = and {t} {half}
   %tie = icmp eq {t} %rem, %half
   %isodd = icmp ne {t} %odd, 0

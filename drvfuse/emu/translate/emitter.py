@@ -46,7 +46,7 @@ class Emitter(Operands):
             return
         plain = flags & ~(0xF << abi.SPACE_SHIFT)
         if self.unit.has_clusters and flags >> abi.SPACE_SHIFT & 0xF == abi.Space.SHARED:
-            plain = flags  # not 0 or WRITE: so rt_access is called, which refuses shared memory of another block
+            plain = flags  # not 0 or WRITE, so rt_access is called: it refuses shared memory of another block
         if size in (4, 8, 16) and plain in (0, abi.Access.WRITE):
             name = f"rt_{'write' if plain else 'read'}{size}"
             bad = self.runtime(name, "%t", address, str(self.site(ins)))
@@ -238,7 +238,7 @@ class Emitter(Operands):
             raise jump.error(str(e)) from None
 
     def _count_round(self, block: Block, label: str, head: Block) -> None:
-        """Emit the edge from `label` to `head`, which closes a loop without accesses, and count its rounds there."""
+        """Emit the edge from `label` to `head`, which closes a loop without accesses, and count the loop's rounds."""
         some = (block.end, *block.instructions[-1:], head.end, *head.instructions, *(self.fn.body or ()))
         ins = next(x for x in some if isinstance(x, Instruction))
         index, ask, more = head.index, self.label(), self.label()

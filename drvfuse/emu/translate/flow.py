@@ -20,8 +20,8 @@ from .indirect import NO_FUNCTION
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A basic block. `resumed` is the instruction whose part after the suspend begins it, `suspended` the one whose
-    part before the suspend ends it.
+    """A basic block. If it begins with the part of an instruction after a suspend, `resumed` is that instruction. If it
+    ends with the part of an instruction before a suspend, `suspended` is that instruction.
 
     `branch` is (register, negated) if the successors are (taken, not taken).
     """

@@ -18,7 +18,7 @@ from ...ptx.ir import Function, Instruction, Module, Prototype, Reg, Sym, Tuple,
 
 BASE = 0x7F00_0000_0000_0000
 STEP = 16
-NO_FUNCTION = "@no_function"  # the translator's own opcode for a call of an address that is no function's
+NO_FUNCTION = "@no_function"  # an opcode of the translator's own: a call of an address that no function has
 
 
 def addresses(module: Module, text: str) -> dict[str, int]:

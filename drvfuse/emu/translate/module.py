@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Translation of a PTX module to LLVM IR text: layout of parameters, variables and shared memory, functions, sites.
 
-Other rooms call `translate` alone. The modules in OPCODE_MODULES register the emitters of their opcodes when they are
-imported; `emitter.Emitter` emits one function.
+Other packages call `translate` alone. The modules in OPCODE_MODULES register the emitters of their opcodes when they
+are imported; `emitter.Emitter` emits one function.
 """
 
 from __future__ import annotations

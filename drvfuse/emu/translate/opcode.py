@@ -116,7 +116,7 @@ def integer_type(op: Opcode, *allowed: str) -> str:
 
 
 _cache: dict[str, tuple[Action, int | None]] = {}  # opcode -> (how to emit it, the most operands that it takes)
-# The most operands that an opcode takes: the index of its row. A cache policy is one more operand.
+# The most operands that an opcode takes: the index of its row, from 0. A cache policy is not counted.
 _OPERANDS = {
     name: count
     for count, names in enumerate(

@@ -29,7 +29,7 @@ class _Value:
     real: str | None
     kind: str  # "f32" or "f64": the type of `real`
     dirty: bool
-    raw_nan: bool  # `real` is an fp32 result whose NaN is not canonical yet
+    raw_nan: bool  # whether `real` is an fp32 result that, if it is a NaN, is not canonical yet
 
 
 @functools.cache

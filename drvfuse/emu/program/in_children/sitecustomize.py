@@ -37,7 +37,7 @@ class _Switch:
 
 
 def _switch() -> None:
-    if importlib.util.find_spec("drvfuse") is None:  # the parent found it in its working directory
+    if importlib.util.find_spec("drvfuse") is None:  # the parent found drvfuse in its working directory
         sys.path.append(str(_HERE.parents[3]))
     program, builtins.__import__ = builtins.__import__, importlib.__import__  # the program may have replaced it
     try:

@@ -64,7 +64,7 @@ def no_function(op: Opcode) -> Action:
     return Action(emit, pure=False)
 
 
-DEPTH = "@depth"  # the translator's own opcode at the start of recursive functions
+DEPTH = "@depth"  # an opcode that the translator itself puts at the start of recursive functions
 
 
 @opcode(DEPTH)

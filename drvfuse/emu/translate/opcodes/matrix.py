@@ -98,8 +98,8 @@ def _product(
 
 
 def _order(k: int, count: int, method: abi.MatrixMethod) -> int:
-    """The position of element k in the order in which the `count` elements of a row of A are multiplied. The first step
-    of an FP8 product takes the lower two of each four elements.
+    """The position of element k of a row of A in the order of multiplication; the row has `count` elements. An FP8
+    product has two steps, and the first one takes the lower two of each four elements.
     """
     if method is not abi.MatrixMethod.FP8:
         return k

@@ -2,7 +2,7 @@
 """Operations on fp32 and fp64 values, from which the handlers of floating-point instructions are made.
 
 A rounding to nearest even is that of LLVM (IEEE, without contraction). An fp32 operation with a directed rounding is
-computed in double and rounded to odd on the way, so that its result is exact.
+computed in double and rounded to odd on the way, so that its result is correctly rounded.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def flush64(g: Emitter, x: str) -> str:
 
 
 def flush_tiny(g: Emitter, kind: str, mode: str, result: str, unrounded: str, source: str) -> str:
-    """`.ftz` of a result, as on an H200. The result is flushed if it is below the least normal number after it was
-    rounded to the precision of `kind` with unbounded exponent. `result` are bits of `kind`, `unrounded` bits of
-    `source`.
+    """`.ftz` of a result, as on an H200. The result is flushed if the unrounded value, rounded to the precision
+    of `kind` with unbounded exponent, is below the least normal number. `result` are bits of `kind`, `unrounded` bits
+    of `source`.
     """
     n, m, f, s = FORMATS[kind].width, FORMATS[source].width, FORMATS[kind], FORMATS[source]
     magnitude = g.op(f"and i{m} {unrounded}, {(1 << (m - 1)) - 1}")
@@ -87,7 +87,7 @@ def extremum(g: Emitter, verb: str, x: str, y: str, kind: str, nan: bool) -> str
 
 
 def odd(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
-    """An fp32 operation in double, rounded to odd. Rounding its result to fp32 or less, by any mode, is exact."""
+    """An fp32 operation in double, rounded to odd. Rounded again to fp32 or less, by any mode, it is correct."""
     d = [to_double(g, x) for x in v]
     add = g.helpers.add_odd(mode == "rm")
     if verb in ("add", "sub", "fma", "mad"):
@@ -106,18 +106,18 @@ def odd(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
 
 
 def directed(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
-    """An fp32 operation rounded by rz, rm or rp, exactly."""
+    """An fp32 operation, correctly rounded by rz, rm or rp."""
     return g.op(f"bitcast i32 {pack(g, 'f64', 'f32', mode, odd(g, verb, mode, v))} to float")
 
 
 def directed_sum(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
-    """An fp64 sum or difference rounded by rz, rm or rp, exactly."""
+    """An fp64 sum or difference, correctly rounded by rz, rm or rp."""
     second = g.op(f"fneg double {v[1]}") if verb == "sub" else v[1]
     return g.call(g.helpers.add_directed(mode), "double", f"double {v[0]}", f"double {second}")
 
 
 def directed64(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
-    """An fp64 operation rounded by rz, rm or rp, exactly."""
+    """An fp64 operation, correctly rounded by rz, rm or rp."""
     if verb in ("add", "sub"):
         return directed_sum(g, verb, mode, v)
     operands = ["1.0", *v] if verb == "rcp" else v
