@@ -78,7 +78,7 @@ class AloneLaunches:
         """
         self._ranks, self._launches = tuple(ranks), WeakSet[Adapting]()
         self.identity = identity
-        # a weak reference: once the group is dropped, its remaining ranks are not launched any more
+        # a weak reference: once the group is dropped, its partial calls cannot be launched on further ranks
         self._partial = ref(partial)
         self._open = ranks[0].device.driver.part(_Open).groups
         self._graphs, self._foreign = WeakSet["Graph"](), False

@@ -172,7 +172,7 @@ class Server:
     def _process(self, name: str | None) -> Process:
         """A new process of the machine with the name that the client requests, plus a number if the name is taken."""
         if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
-            raise Ended  # a client does not send this message
+            raise Ended  # drvfuse's client sends no such name
         for number in itertools.count(1):
             try:
                 return self.machine.process(f"{name} ({number})" if name and number > 1 else name)
