@@ -58,8 +58,9 @@ class Adapting(Protocol):
     with others."""
 
     def adapt(self, alone: bool, wide: bool) -> None:
-        """Choose the form of later launches: `alone`, they may let dependent kernels start early; `wide`, they may fill
-        all multiprocessors."""
+        """Choose the form of later launches. If `alone` is true, they may let dependent kernels start early; if `wide`
+        is true, they may fill all multiprocessors.
+        """
 
 
 class AloneLaunches:

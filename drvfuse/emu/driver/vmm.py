@@ -167,8 +167,8 @@ def cuMemGetAllocationPropertiesFromHandle(proc: Process, handle: Any) -> Any:
 
 @entry(1)
 def cuMemExportToShareableHandle(proc: Process, handle: Any, handleType: Any, flags: int) -> int:
-    """Returns a new file descriptor of this operating-system process, which the caller closes. It keeps the memory
-    alive.
+    """Returns a new file descriptor of this operating-system process, which the caller closes. The descriptor keeps the
+    memory alive.
     """
     item = proc.get(handle, Handle, R.CUDA_ERROR_INVALID_VALUE).item
     check(flags == 0)

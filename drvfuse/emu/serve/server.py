@@ -141,7 +141,7 @@ class Server:
 
     def _open(self, connection: socket.socket, hello: dict[str, Any]) -> None:
         machine = self.machine
-        process = self._process(hello.get("name"))  # without the lock, as a repeated run may wait here
+        process = self._process(hello.get("name"))  # not under the lock, as this may wait in a replay
         session = Session(secrets.token_hex(8), process, connection)
         with self._lock:
             self.sessions[session.key] = session

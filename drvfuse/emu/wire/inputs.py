@@ -93,7 +93,7 @@ class Kind(Member):
 
 
 class Moved(Input):
-    """A number that the call advances. It is given in an object of the bindings, which gets the new number. None is 0."""
+    """A number that the call advances, in an object of the bindings, which gets the new number. None is 0."""
 
     def read(self, value: Any) -> int:
         kind = cast(Handle, self.scalar).kind
