@@ -64,7 +64,7 @@ def of_notice(notice: bytes) -> Address:
 
 
 def listen_here(name: str) -> socket.socket:
-    """Listen at a Unix socket. Raises GroupMismatch if another process does."""
+    """Listen at a Unix socket. Raises GroupMismatch if another process listens there."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(f"\0{name}")
@@ -90,7 +90,8 @@ def _holder(name: str) -> str:
 def listen_at(host: str, port: int, until: float) -> socket.socket:
     """Listen at `host`, or at all addresses of this host if `host` is not one of them (behind a NAT).
 
-    Waits while the port is taken, since another group of this job may be connecting. Raises ArgumentError.
+    Waits while the port is taken, since another group of this job may be connecting. Raises ArgumentError if it cannot
+    listen.
     """
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -28,7 +28,7 @@ _live: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 class AnotherGroup(Exception):
-    """The server at that address serves another group."""
+    """The server at the address serves another group."""
 
 
 def greet(connected: socket.socket, group: str, rank: int, size: int, secret: bytes, seconds: float) -> Unpacker:
@@ -81,7 +81,7 @@ def _wrong_secret(rank: int) -> GroupMismatch:
 
 
 class Connection:
-    """Requests of boards and their answers over a socket whose handshake is done; it owns the socket."""
+    """Sends requests of boards, and receives the answers, over a socket whose handshake is done. It owns the socket."""
 
     def __init__(self, connected: socket.socket, frames: Unpacker, rank: int) -> None:
         self.rank = rank
@@ -158,7 +158,7 @@ class Connection:
                 self._socket.sendall(pack(message, value))
             except OSError as error:
                 self._failure = handshake.loss(error)
-                self.sever()  # a part of a frame may be sent; the reading thread then wakes all threads that wait
+                self.sever()  # a frame may be sent in part; then the reading thread wakes all that wait
 
     def _answer(self, board: int, number: int, what: str, seconds: float) -> tuple[dict[str, Any], bytes]:
         until = time.monotonic() + seconds + _GRACE

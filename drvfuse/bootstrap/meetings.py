@@ -83,7 +83,7 @@ class Meetings:
             self._suspects[rank] = text
 
     def refuse(self, what: str, values: dict[int, str]) -> None:
-        """Answer every request, now and later, with this difference, since the ranks can never agree."""
+        """Answer every request, now and later, with the difference `values`, since the ranks can never agree."""
         self._refused = self._refused or (what, values)
         for board in self._boards.values():
             self._mismatch(board, *self._refused)

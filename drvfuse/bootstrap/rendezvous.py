@@ -7,9 +7,9 @@ open to holders of DRVFUSE_SECRET. Each process counts the groups of each rank, 
 same order. A group that not all ranks have joined is not counted, so ranks may try again after a failure.
 
 With a store, rank 0 chooses an address and a secret, and writes a notice with both to the store (`stores`). The other
-ranks read the notice again and again until they reach that board, since a notice may be of a group that has failed.
-When all ranks have joined, rank 0 removes the notice before any rank proceeds, so that no rank takes it for the notice
-of the next group. The store is not used after that.
+ranks read the notice again and again until they reach the board of their group, since a notice may be of a group that
+has failed. When all ranks have joined, rank 0 removes the notice before any rank proceeds, so that no rank takes it for
+the notice of the next group. The store is not used after that.
 """
 
 from __future__ import annotations

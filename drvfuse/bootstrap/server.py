@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server of a board: one thread in rank 0's process, which owns all sockets. `meetings` makes its decisions.
 
-It ends when every rank's connection is closed, or by `stop`. Until then it listens on its Unix socket, so that a second
-process with the same rank gets an error; a TCP port is closed as soon as all ranks have connected. A connection that
-does not complete the handshake within a few seconds is dropped. Before the handshake is complete, a connection may send
-few bytes, and the number of such connections is limited. If a connection names a rank but has the wrong secret, the
-time-out error of that rank mentions it.
+The thread ends when every rank's connection is closed, or by `stop`. Until then it listens on the Unix socket, so that
+a second process with the same rank gets an error; a TCP port is closed as soon as all ranks have connected. A
+connection that does not complete the handshake within a few seconds is dropped. Before the handshake is complete, a
+connection may send few bytes, and the number of such connections is limited. If a connection names a rank but has the
+wrong secret, the time-out error of that rank mentions it.
 """
 
 from __future__ import annotations

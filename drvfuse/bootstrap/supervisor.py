@@ -23,7 +23,7 @@ from typing import IO, Any, Self
 
 from ..errors import DrvfuseError
 
-_END_SECONDS = 5.0  # limit of the time in which processes end after SIGTERM, and their last output arrives
+_END_SECONDS = 5.0  # the time for processes to end after SIGTERM, and for their last output to arrive
 _LONGEST_LINE = 1 << 16
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _PR_SET_PDEATHSIG = 1
@@ -184,7 +184,7 @@ class Supervisor:
             if number == signal.SIGCHLD:
                 continue
             self._status = self._status or 128 + number
-            if number != signal.SIGINT or self._deadline < math.inf:  # a second Ctrl-C does not wait
+            if number != signal.SIGINT or self._deadline < math.inf:  # at a second Ctrl-C the processes end at once
                 self._end_them(self._next_signal)
                 continue
             self._say(f"interrupted; the processes have {self._grace:g} s to end")

@@ -120,8 +120,8 @@ fields of another version are unknown."""
 
 @dataclass(frozen=True)
 class Agreement:
-    """The facts that hold for all ranks: their devices, the granularity of memory, the group itself, the numbers of the
-    groups that stop filling their devices, and the nodes.
+    """The facts that hold for all ranks: their devices, the granularity of memory, the identity of the group, the
+    numbers of the groups that stop filling their devices, and the nodes.
     """
 
     members: tuple[Member, ...]

@@ -58,8 +58,9 @@ class Adapting(Protocol):
     with others."""
 
     def adapt(self, alone: bool, wide: bool) -> None:
-        """Choose the form of later launches: `alone`, they may let dependent kernels start early; `wide`, they may fill
-        all multiprocessors."""
+        """Choose the form of later launches. If `alone` is true, they may let dependent kernels start early; if `wide`
+        is true, they may fill all multiprocessors.
+        """
 
 
 class AloneLaunches:
@@ -78,7 +79,7 @@ class AloneLaunches:
         """
         self._ranks, self._launches = tuple(ranks), WeakSet[Adapting]()
         self.identity = identity
-        # a weak reference: once the group is dropped, its remaining ranks are not launched any more
+        # a weak reference: once the group is dropped, its partial calls cannot be launched on further ranks
         self._partial = ref(partial)
         self._open = ranks[0].device.driver.part(_Open).groups
         self._graphs, self._foreign = WeakSet["Graph"](), False

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def connect(
     board: Board, opened: Callable[[], tuple[Device, int, int | None]], wanted: NodesWanted
 ) -> tuple[ProcessTransport | NodeTransport, Record, Nodes]:
-    """The transport of the ranks of `board`, the record of this rank, and the nodes. The transport owns `board`.
+    """(the transport of the ranks of `board`, the record of this rank, the nodes). The transport owns `board`.
 
     `opened` returns the device, the workspace bytes and the budget of blocks of this rank. Raises what `opened` and
     `agree` raise, GroupError if another rank has failed, GroupTimeout and RankEnded.

@@ -42,7 +42,8 @@ _log = logging.getLogger("drvfuse.comm")
 
 
 class Group(Owned, Owner):
-    """Ranks 0 .. size-1 and what they share: workspaces with the barrier state, and the hang report.
+    """Ranks 0 .. size-1 and what they share: workspaces with the barrier state, and the reports of kernels that gave up
+    waiting (hang reports).
 
     Made by :meth:`local`, with all ranks in this process, or by :meth:`connect`, with one of them. `size` is the number
     of all ranks; `ranks`, iteration and `len` cover the ranks of this process. A group serves one call at a time and is
@@ -368,7 +369,7 @@ class Group(Owned, Owner):
     def _before_replay(self, stream: Stream) -> None:
         self.admit([stream])
         self.alone.before_replay()
-        self.state.forget_partial()  # from here on the program must keep the order of the ranks' calls
+        self.state.forget_partial()  # from here on the program must keep the calls of all ranks in one order
 
     def symmetric(self, nbytes: int, multicast: bool = False) -> SymmetricBuffer:
         """Memory of one address per rank that every rank can read and write; the caller closes it.

@@ -147,7 +147,7 @@ class History:
         with self._lock:
             forgotten = self._entries[:count]
             del self._entries[: len(forgotten)]
-            everywhere = Totals()  # the calls of all ranks that are not counted yet
+            everywhere = Totals()  # calls on all ranks, to be added to `_older`
             for entry in forgotten:
                 if not isinstance(entry, GraphCalls) and len(entry[0]) == len(self._older):
                     everywhere.count(entry[1])

@@ -49,8 +49,8 @@ class Rank:
         return self.device.zeros(shape, dtype, stream=self.stream)
 
     def before_replay(self, stream: Stream) -> None:
-        """Called before a graph that holds a collective of this rank is launched on `stream`. The launch takes its turn
-        as a call of the group does.
+        """Called before a graph that holds a collective of this rank is launched on `stream`. The launch is ordered as
+        a call of the group is.
         """
         self.order.admit(stream, self.index)
 

@@ -56,8 +56,8 @@ def _compared(
 
 
 def _other_node(report: Mapping[str, int], history: History, nodes: Nodes) -> Callable[[], DrvfuseError]:
-    """The error of a report whose leg is EXCHANGE. The report's `peer` is the place of a node, unless the engine has
-    added the sums of all nodes.
+    """The error of a report whose leg is EXCHANGE. The report's `peer` is the number of the failed node. If the engine
+    has added the sums of all nodes, that node is unknown.
 
     The report's epoch is the one after the kernels of the call that precede the exchange.
     """

@@ -166,9 +166,9 @@ class Workspace:
     def first_report(self) -> dict[str, int]:
         """The report that explains a failure best, by field name.
 
-        A report of a call that differs from a peer's comes first. Next comes a report whose missing peer has not
-        reported itself, since a peer that has reported waited for another rank. A report that another node gave up
-        comes last. Of equals the lowest rank's is taken.
+        A report of a call that differs from a peer's comes first. Next comes a report about a missing peer that has
+        made no report, since a peer with a report was itself waiting for another rank. A report that another node gave
+        up comes last. Among equals, that of the lowest rank is returned.
         """
         ranks = np.flatnonzero(self._magic)
         heard = self.reports[ranks]["leg"] == EXCHANGE
@@ -209,7 +209,8 @@ class Workspace:
                 stream.fill(self.pointers[rank] + self.slots_offset + half * self.half_bytes + begin, 0xFF, end - begin)
 
     def clear(self, streams: Sequence[Stream]) -> None:
-        """Zero state, flags and reports of this process's ranks, empty their slots, on `streams`, and wait for the end.
+        """Zero state, flags and reports of this process's ranks, and empty their slots, all on `streams`. Wait until
+        this is done.
 
         No kernel of the group may be running on any rank, nor start on one before all ranks have returned.
         """

@@ -3,7 +3,7 @@
 
 `Machine` is a configured set of emulated devices, which several processes may use (`Process`). `driver` is the driver
 API of the process-wide default machine, with `cuda.bindings.driver`'s own names, signatures and results. `Report` is
-one finding of a machine.
+one report of a machine.
 """
 
 from __future__ import annotations

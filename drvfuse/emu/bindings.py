@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import DriverUnavailable
 
 try:
-    from cuda.bindings import __version__ as _version  # `import cuda.bindings` would not do: see program/in_children
+    from cuda.bindings import __version__ as _version  # not `import cuda.bindings`: see program/in_children
     from cuda.bindings import driver as _driver
 except ImportError as error:  # pragma: no cover - the package is installed wherever the tests run
     raise DriverUnavailable(

@@ -87,13 +87,15 @@ class NodeLink:
         self.engine.all_to_all(parts)
 
     def captured(self, graph: Graph) -> None:
-        """Record that the graph holds an exchange. It cannot be launched any more after `reset` has connected the
-        engine again.
+        """Record that the graph holds an exchange. Such a graph cannot be launched any more after `reset` has connected
+        the engine again.
         """
         graph.before_launch(self._admit)
 
     def _admitting(self) -> Callable[[Stream], None]:
-        """A function that raises after the next `reset`. It is the same object until then, so a graph keeps it once."""
+        """A function that raises after the next `reset`. Until then it is the same object, so a graph keeps it only
+        once.
+        """
 
         def admit(stream: Stream) -> None:
             if self._admit is not admit:
@@ -105,7 +107,9 @@ class NodeLink:
         return admit
 
     def give_up(self, position: int, seconds: float) -> None:
-        """Called by the watchdog: abort the engine's work, so that the kernels after it run, and set `failure`."""
+        """Called by the watchdog: abort the engine's work, so that the kernels that wait for it can run, and set
+        `failure`.
+        """
         member = self.members[position]
         others = [rank for rank, of in enumerate(self.nodes.of) if of != member.node]
         peers = [rank for rank in others if self.nodes.place(rank) == member.place]
@@ -128,7 +132,7 @@ class NodeLink:
         self._pinned.close()
 
     def stop(self) -> None:
-        """Stop watching until the next exchange. Afterwards the memory of the words may be freed."""
+        """Stop watching until the next exchange. Afterwards the memory of `progress` may be freed."""
         if self._watchdog is not None:
             self._watchdog.stop()
             self._watchdog = None

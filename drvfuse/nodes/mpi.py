@@ -166,7 +166,7 @@ class Mpi:
         return self._memory(part.member, _FLOAT * part.count * places).view(np.float32).reshape(places, part.count)
 
     def _memory(self, member: Member, nbytes: int) -> np.ndarray[Any, Any]:
-        """That many bytes of pinned memory, which the next call of this method uses again."""
+        """`nbytes` bytes of pinned memory, which the next call of this method uses again."""
         if self._buffer is None or self._buffer.nbytes < nbytes:
             if self._buffer is not None:
                 self._buffer.close()

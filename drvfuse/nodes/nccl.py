@@ -137,7 +137,9 @@ class Nccl:
 
     @contextmanager
     def _grouped(self) -> Iterator[None]:
-        """A `with` block whose NCCL calls are one group, so that no rank waits for another one of this thread."""
+        """A `with` block whose NCCL calls are one NCCL group, so that a call for one local rank does not wait for that
+        of another.
+        """
         self._nccl.group_start()
         try:
             yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Allocation. Unlike in the driver, it is no error to allocate or to free nothing."""
+"""Allocation. Unlike in the driver, it is no error to allocate 0 bytes or to free a null pointer."""
 
 from __future__ import annotations
 

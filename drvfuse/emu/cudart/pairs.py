@@ -4,7 +4,7 @@
 `cudaStreamQuery(stream)` is `cuStreamQuery(hStream)`, and so are most functions. The driver's function has the same
 name except for the prefix, or is in `RENAMED`. It has the same parameters in the same order, sometimes followed by a
 context, for which the current one is passed. `convert` converts arguments and results by their types in the signatures
-and docstrings of cuda.bindings. If the emulated driver refuses its function, the call of the runtime is refused too.
+and docstrings of cuda.bindings. If the emulated driver refuses a function, the function of the runtime is refused too.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _ORDERS = (
     _ORDER.CU_MEMCPY_SRC_ACCESS_ORDER_ANY,
 )
 _FLAGS = 1  # CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE
-_NONE = (1 << 64) - 1  # the index of the failed copy if the whole batch is refused, or if it succeeds
+_NONE = (1 << 64) - 1  # the `failIdx` of a batch that succeeds, or that is refused as a whole
 
 
 def batch_stream(proc: Process, hStream: Any) -> Stream:
@@ -53,8 +53,9 @@ def _at_once(p: Any) -> bool:
 def _batch(
     proc: Process, dsts: Any, srcs: Any, sizes: Any, count: int, attrs: Any, attrsIdxs: Any, numAttrs: int, hStream: Any
 ) -> None:
-    """Attribute i applies to the copies from index `attrsIdxs[i]` up to the start of the next attribute. Pageable
-    memory, and the source of a copy with the order DURING_API_CALL, is read before the call returns.
+    """Queue a batch of copies of linear memory. Attribute i applies to the copies from index `attrsIdxs[i]` up to the
+    start of the next attribute. Pageable sources, and sources with the order DURING_API_CALL, are read before the call
+    returns.
     """
     stream = batch_stream(proc, hStream)
     targets, sources, lengths = (items[:count] for items in (dsts, srcs, sizes))

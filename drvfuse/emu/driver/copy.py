@@ -17,15 +17,15 @@ from ..space import mapped
 from .entry import check, entry, number, unsupported
 from .refused import ARRAYS
 
-_NOW = object()  # stands for the legacy stream in a call that waits for its copy
+_NOW = object()  # in place of a stream: the legacy stream, in a call that waits for its copy
 END_KEYS = ("XInBytes", "Y", "Z", "LOD", "MemoryType", "Host", "Device", "Array", "Pitch", "Height")
 _END = 1 << 56  # the end of a program's address space
 
 
 def check_range(proc: Process, verb: str, address: int, nbytes: int, device: bool, context: Context) -> None:
     """Check the source or the destination of a copy by `context`. Memory of the machine must be live, and the device of
-    the context must have access to it; host memory must be mapped. Only memory that a client had registered has
-    addresses above those of any program.
+    the context must have access to it; host memory must be mapped. From `FOREIGN` on, an address is that of a client's
+    own memory plus `FOREIGN`. The client's address must lie below `_END`: only registered memory had a larger one.
 
     The device of the stream does not matter: a copy on another device's stream needs access from the current context.
     """
@@ -61,7 +61,9 @@ def _copy_async(proc: Process, dst: int, src: int, nbytes: int, stream: Stream, 
 
 
 def _lasting(proc: Process, stream: Stream, given: Any, address: int) -> int:
-    """The address by which a queued copy accesses memory of the caller. A graph requests foreign memory in each run."""
+    """The address by which a queued copy accesses memory of the caller. In a capture, memory of a client gets an
+    address by which each launch of the graph requests its contents from the client.
+    """
     origin = getattr(given, "origin", None)
     if stream.capture is None or proc.foreign is None or origin is None:
         return address

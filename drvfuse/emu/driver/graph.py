@@ -83,8 +83,8 @@ def cuGraphDestroyNode(proc: Process, hNode: Any) -> None:
 
 def some(nodes: Iterable[Node], count: int) -> tuple[list[Any], int]:
     """(a list of nodes, a number), which is the result of a query of nodes in cuda.bindings. With a count of 0, the
-    list is empty and the number is that of all nodes; otherwise the list has `count` handles, of which the last may be
-    0.
+    list is empty and the number is that of all nodes. Otherwise the list has `count` handles, which are 0 beyond the
+    last node, and the number is that of the other handles.
     """
     found = [T.CUgraphNode(node.handle) for node in nodes]
     if count == 0:

@@ -189,7 +189,7 @@ def cuGraphExecChildGraphNodeSetParams(proc: Process, hGraphExec: Any, hNode: An
 
 
 def _step(proc: Process, hGraphExec: Any, hNode: Any, kind: Any = None) -> tuple[GraphExec, Step]:
-    """An executable, and its step for a node of the graph from which it was made."""
+    """(executable, the step of the executable that runs the node `hNode`). Raises Failure if there is no such step."""
     executable, node = exec_of(proc, hGraphExec), node_of(proc, hNode)
     step = executable.plan.step(node)
     if step is None:

@@ -30,7 +30,9 @@ Where = tuple[Graph, Mapping[Node, Edge]]
 
 
 def add_allocation(proc: Process, where: Where, p: Any) -> Node:
-    """Add an allocation node that CUDA_MEM_ALLOC_NODE_PARAMS describe, and write its address to them."""
+    """Add an allocation node that CUDA_MEM_ALLOC_NODE_PARAMS describe, and write the address of its memory to these
+    parameters.
+    """
     check(p is not None and where[0].parent is None)
     props = p.poolProps
     check(props.allocType == T.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED and p.bytesize > 0)

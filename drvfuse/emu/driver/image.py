@@ -63,7 +63,9 @@ def _target(ptx: bytes) -> str:
 
 
 def _needs(ptx: bytes) -> tuple[int, int]:
-    """(the compute capability that a PTX text needs, as one number; 1 if the text runs on that capability alone)."""
+    """A pair: the compute capability that a PTX text needs, as one number, and 1 if the text runs only on that
+    capability or its family, else 0.
+    """
     match = re.fullmatch(r"sm_(\d+)([af]?)", _target(ptx))
     return (int(match[1]), len(match[2])) if match else (0, 0)
 
@@ -83,7 +85,7 @@ def _machine_code(data: bytes) -> Failure:
     if int.from_bytes(data[18:20], "little") != _EM_CUDA:
         return refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is an ELF file without CUDA code")
     flags = int.from_bytes(data[48:52], "little")
-    newer = data[8] >= 8  # version of the ABI
+    newer = data[8] >= 8  # the ELF file's version of the ABI
     number, accelerated = (flags >> 8 & 0xFF, flags & 8) if newer else (flags & 0xFF, flags & 0x800)
     target = f"{number}{'a' if accelerated else ''}"
     what = f"a cubin (ELF) for sm_{target}; compile to PTX instead (compute_{target}, nvcc -ptx, nvrtcGetPTX), as "

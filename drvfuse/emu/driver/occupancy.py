@@ -37,7 +37,9 @@ def cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
 def cuOccupancyMaxPotentialBlockSize(
     proc: Process, func: Any, blockSizeToDynamicSMemSize: Any, dynamicSMemSize: int, blockSizeLimit: int
 ) -> tuple[int, int]:
-    """Returns the block size with the most resident threads. Of equal ones it is the largest, as the driver chooses."""
+    """Returns the block size with the most resident threads. If several sizes have equally many, it is the largest of
+    these, as with the driver.
+    """
     return cuOccupancyMaxPotentialBlockSizeWithFlags(
         proc, func, blockSizeToDynamicSMemSize, dynamicSMemSize, blockSizeLimit, 0
     )

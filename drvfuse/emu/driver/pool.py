@@ -46,7 +46,7 @@ def located_device(proc: Process, location: Any) -> Device:
 
 
 def access_list(proc: Process, descriptors: Any, count: int) -> list[tuple[Device, int]]:
-    """(device, CUmemAccess_flags) of CUmemAccessDesc entries."""
+    """A pair (device, CUmemAccess_flags) for each CUmemAccessDesc."""
     found = [(located_device(proc, d.location), int(d.flags)) for d in descriptors[:count]]
     check(all(flags in (0, 1, 3) for _, flags in found))
     return found

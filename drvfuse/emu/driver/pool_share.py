@@ -18,8 +18,8 @@ from .pool import DESCRIPTOR, pool_of
 
 @entry(1)
 def cuMemPoolExportToShareableHandle(proc: Process, pool: Any, handleType: Any, flags: int) -> int:
-    """Returns a new file descriptor of this operating-system process, which the caller closes. It keeps no memory
-    alive.
+    """Returns a new file descriptor of this operating-system process, which the caller closes. The descriptor keeps no
+    memory alive.
     """
     found = pool_of(proc, pool)
     check(flags == 0 and not found.imported)

@@ -85,7 +85,7 @@ def cuMemAddressFree(proc: Process, ptr: Any, size: int) -> None:
 @entry(unsafe=True)
 def cuMemMap(proc: Process, ptr: Any, size: int, offset: int, handle: Any, flags: int) -> None:
     """Maps memory or a multicast object. No device may access the range before cuMemSetAccess. For a multicast object
-    the call waits until its team is complete.
+    the call waits until all of the object's devices were added.
     """
     found = proc.get(handle, Handle, R.CUDA_ERROR_INVALID_VALUE)
     address = ptr
@@ -117,7 +117,9 @@ def cuMemUnmap(proc: Process, ptr: Any, size: int) -> None:
 
 @entry(unsafe=True)
 def cuMemSetAccess(proc: Process, ptr: Any, size: int, desc: Any, count: int) -> None:
-    """Sets access rights. Only devices of its team can have access to a multicast object; others give ILLEGAL_STATE."""
+    """Sets access rights. Only devices that were added to a multicast object can have access to it; for others the
+    result is CUDA_ERROR_ILLEGAL_STATE.
+    """
     mapped = _mapped(proc, ptr, size)
     check(sum(a.nbytes for a in mapped) == size)
     access = access_list(proc, desc, count)
@@ -165,8 +167,8 @@ def cuMemGetAllocationPropertiesFromHandle(proc: Process, handle: Any) -> Any:
 
 @entry(1)
 def cuMemExportToShareableHandle(proc: Process, handle: Any, handleType: Any, flags: int) -> int:
-    """Returns a new file descriptor of this operating-system process, which the caller closes. It keeps the memory
-    alive.
+    """Returns a new file descriptor of this operating-system process, which the caller closes. The descriptor keeps the
+    memory alive.
     """
     item = proc.get(handle, Handle, R.CUDA_ERROR_INVALID_VALUE).item
     check(flags == 0)

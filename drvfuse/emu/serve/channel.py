@@ -19,7 +19,7 @@ from ..wire.message import Incoming, Outgoing
 
 _HEAD = struct.Struct("<QHH")  # the header: number of bytes that follow, tag, number of descriptors
 _SMALL = 1 << 16  # up to this size, the parts of a message are joined before they are sent
-_FIRST = 1 << 12  # the number of bytes of a read
+_FIRST = 1 << 12  # the most bytes of the first read of a message
 _MOST_DESCRIPTORS = 16
 _ROOM = socket.CMSG_LEN(_MOST_DESCRIPTORS * array.array("i").itemsize)
 

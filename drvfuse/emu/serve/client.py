@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _END_CONTEXTS = {"cuCtxDestroy", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset"}
 _HOST_FUNCTIONS = {
     *("cuLaunchHostFunc", "cuStreamAddCallback", "cuUserObjectCreate"),
-    *("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"),  # captured work may use host memory after the call
+    *("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"),  # a graph may use host memory of this process later
 }
 _NO_MACHINE = {"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"}
 
@@ -218,7 +218,7 @@ class AttachedMachine:
         return tuple(result)
 
     def _answered_here(self, name: str, args: Sequence[Any] | None, nothing: tuple[None, ...]) -> tuple[Any, ...]:
-        """Answer a call, on a closed machine, that needs no machine."""
+        """Answer a call that needs no machine, when the machine is closed."""
         if name in _NO_MACHINE and args is not None:
             from ..driver import ENTRIES
 
@@ -235,7 +235,7 @@ class AttachedMachine:
             while True:
                 got, incoming = receive(connection)
                 if got != Tag.CALLBACK:
-                    self._local.line = line  # not after an exception, as the next call could get this call's answer
+                    self._local.line = line  # only after success, or the next call could get this answer
                     return got, incoming
                 function, argument = incoming.word(), incoming.word()
                 answer = Outgoing()
@@ -290,7 +290,7 @@ class AttachedMachine:
 
     @property
     def reports(self) -> list[Report]:
-        """The reports of the machine, of all its processes. After the machine is gone, those that were known before."""
+        """The reports about all processes of the machine. If the machine is gone, those that were read before."""
         if not self.closed:
             with contextlib.suppress(ClosedError):
                 self._known += self._ask("reports", len(self._known))
@@ -298,7 +298,7 @@ class AttachedMachine:
 
     @property
     def launches(self) -> list[Any]:
-        """The last kernels of the machine that ended, of all processes."""
+        """The kernels that ended last on the machine, those of all processes."""
         found: list[Any] = self._ask("launches")
         return found
 
@@ -344,7 +344,9 @@ _attached: weakref.WeakSet[AttachedMachine] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Called in a forked child: close the parent's connections, which would hide the parent's end from the machine."""
+    """Called in a forked child: close the child's copies of the parent's connections. If they stayed open, the machine
+    would not notice that the parent ends.
+    """
     for machine in list(_attached):
         machine._disconnect()
 

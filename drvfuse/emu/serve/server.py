@@ -141,7 +141,7 @@ class Server:
 
     def _open(self, connection: socket.socket, hello: dict[str, Any]) -> None:
         machine = self.machine
-        process = self._process(hello.get("name"))  # without the lock, as a repeated run may wait here
+        process = self._process(hello.get("name"))  # not under the lock, as this may wait in a replay
         session = Session(secrets.token_hex(8), process, connection)
         with self._lock:
             self.sessions[session.key] = session
@@ -172,7 +172,7 @@ class Server:
     def _process(self, name: str | None) -> Process:
         """A new process of the machine with the name that the client requests, plus a number if the name is taken."""
         if name is not None and not (isinstance(name, str) and name.strip() and name.isprintable()):
-            raise Ended  # a client does not send this message
+            raise Ended  # drvfuse's client sends no such name
         for number in itertools.count(1):
             try:
                 return self.machine.process(f"{name} ({number})" if name and number > 1 else name)

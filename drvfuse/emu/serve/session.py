@@ -28,7 +28,7 @@ _KEPT = 1024  # the number of failed calls whose memory is kept, because queued 
 
 
 class Session:
-    """A client of the machine. It lives as long as its life line (`serve`'s docstring) is open."""
+    """A client of the machine. It lives as long as its life line (see the docstring of the package) is open."""
 
     def __init__(self, key: str, process: Process, life: socket.socket) -> None:
         self.key, self.process, self._life = key, process, life
@@ -129,9 +129,7 @@ class Session:
         self._memory(Tag.WRITE, out, f"writes {len(content)} bytes at 0x{address:x}")
 
     def _memory(self, tag: Tag, out: Outgoing, what: str) -> bytes | None:
-        """Request a read or a write of its memory from the client. Raises Failure if the client no longer has that
-        memory.
-        """
+        """Let the client read or write its own memory. Raises Failure if the client no longer has that memory."""
         with self.process.machine.progress.outside(self.process), self._host_turn:
             try:
                 if self._host is None or self.ended:

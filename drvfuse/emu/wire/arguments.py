@@ -85,7 +85,7 @@ def text(value: Any) -> bytes:
 
 
 def bytes_address(value: Any) -> Address:
-    """The address of the contents of a bytes object, to which the call writes. It keeps the object alive."""
+    """The address of the contents of a bytes object, to which the call writes. The result keeps the object alive."""
     if not isinstance(value, bytes | bytearray):
         raise TypeError(f"expected bytes, {type_name(value)} found")
     return buffer_address(value)

@@ -63,8 +63,8 @@ class Machine(Protocol):
 
 @dataclass
 class Call:
-    """A call in the caller's process, with its arguments after reading. `lent` are functions, each of which takes the
-    bytes that came back for memory that the call has lent.
+    """A call in the caller's process, with its arguments after reading. `lent` has a function for each piece of memory
+    that the caller lends to the call. The function takes the bytes that come back for this memory.
     """
 
     signature: Signature
@@ -108,8 +108,8 @@ class Run:
         return ctypes.addressof(made)
 
     def lend(self, nbytes: int) -> int:
-        """The address of memory of `nbytes`, which is sent back to the caller. One more byte is allocated, so that the
-        memory is never empty.
+        """The address of new memory of `nbytes`, whose contents are sent back to the caller. One more byte is
+        allocated, so that the memory is never empty.
         """
         made = (ctypes.c_char * (nbytes + 1))()
         self.keep.append(made)

@@ -105,8 +105,8 @@ def _brought(here: int, there: int) -> Address:
 
 
 def put_target(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
-    """Write an address and, if the machine does not know it, the size of the memory that the call lends there. Raises
-    Invalid if that memory cannot be written.
+    """Write an address and, if the machine does not know it, the size of the memory there, which is lent to the call.
+    Raises Invalid if that memory cannot be written.
     """
     known = call.caller.shared(address)
     if known is None and address and not mapped.writable(address, nbytes):

@@ -78,7 +78,9 @@ class Member(Input):
 
 
 class Kind(Member):
-    """An enum that decides the type of another argument or result. As the bindings do, it needs `value` and `name`."""
+    """An enum that decides the type of another argument or result. As in the bindings, the argument must have the
+    attributes `value` and `name`.
+    """
 
     def read(self, value: Any) -> Any:
         if value is None:
@@ -91,7 +93,7 @@ class Kind(Member):
 
 
 class Moved(Input):
-    """A number that the call advances, given in an object of the bindings. The object is kept. None is 0."""
+    """A number that the call advances, in an object of the bindings, which gets the new number. None is 0."""
 
     def read(self, value: Any) -> int:
         kind = cast(Handle, self.scalar).kind
@@ -208,7 +210,9 @@ def attribute_scalar(attribute: Any) -> Scalar:
 
 
 class Attribute(Input):
-    """The value of an attribute, whose type depends on the attribute. It is a class if it is one in the bindings."""
+    """The value of an attribute, whose type depends on the attribute. If the type is a class of the bindings, the value
+    is an object of that class.
+    """
 
     dependent = True
 

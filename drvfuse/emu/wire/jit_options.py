@@ -62,7 +62,7 @@ class ErrorLog:
 
     @classmethod
     def of(cls, options: Sequence[Any], values: Sequence[Any]) -> ErrorLog | None:
-        """The error buffer of a call. None if its options have no buffer, or no size of it."""
+        """The error buffer of a call. None if its options name no buffer, or no size of the buffer."""
         given = {option.name: value for option, value in zip(options, values, strict=False)}
         buffer = given.get("CU_JIT_ERROR_LOG_BUFFER")
         nbytes = given.get("CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES", 0)

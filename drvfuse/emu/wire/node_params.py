@@ -49,7 +49,7 @@ class _Kernel:
         self._put_block(out, layout, None if both else p.kernelParams or 0, p.extra or 0)
 
     def take(self, p: Any, incoming: Incoming, run: Run) -> None:
-        """Read that memory from a message, and make `p` point to it."""
+        """Read the memory that `put` has written to a message, and make `p` point to it."""
         found = self._take_block(incoming)
         p.kernelParams = p.extra = None
         if found is not None:
@@ -65,7 +65,7 @@ class _Kernel:
         if found is not None:
             _, (block, pointers) = found
             pointers.block = block
-            value.kernelParams = pointers  # the structure keeps them alive
+            value.kernelParams = pointers  # `value` keeps the pointers alive
 
     @staticmethod
     def _put_block(out: Outgoing, layout: Any, given: int | None, extra: int) -> None:

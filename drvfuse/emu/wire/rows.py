@@ -155,7 +155,7 @@ def _scatter(target: Side) -> Callable[[Any], None]:
 
 
 class Batch(Array):
-    """Addresses of memory that copies read or write. The list `sizes` has their sizes in bytes."""
+    """Addresses of memory ranges that copies read or write. The list `sizes` has the sizes of the ranges in bytes."""
 
     @property
     def reads(self) -> bool:

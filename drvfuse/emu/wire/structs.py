@@ -82,7 +82,7 @@ CUDA_MEMCPY2D = _copy("CUDA_MEMCPY2D", _END_2D, *_EXTENT[:2])
 CUDA_MEMCPY3D = _copy("CUDA_MEMCPY3D", _END_3D, *_EXTENT)
 CUDA_MEMCPY3D_PEER = _copy("CUDA_MEMCPY3D_PEER", _END_3D, *_EXTENT)
 _Pointer = _struct("Pointer", ("ptr", _u64), ("rowLength", _size), ("layerHeight", _size), ("locHint", CUmemLocation))
-# An operand that is an array has the same size as one that is a pointer.
+# CUmemcpy3DOperand has a union of a pointer and an array, which have the same size.
 _Operand = _struct("Operand", ("type", _int), ("op", _struct("Op", ("ptr", _Pointer))))
 _Extent = _struct("Extent", ("width", _size), ("height", _size), ("depth", _size))
 CUDA_MEMCPY3D_BATCH_OP = _struct(
@@ -124,7 +124,7 @@ _MemcpyNode = _struct(
 
 
 class _NodeParams(ctypes.Union):
-    """The members of CUgraphNodeParams that have pointers, and the size of the union."""
+    """The union in CUgraphNodeParams: its members that have pointers, and `room`, which has the size of the union."""
 
     _fields_ = (
         *(("kernel", CUDA_KERNEL_NODE_PARAMS), ("memcpy", _MemcpyNode), ("host", CUDA_HOST_NODE_PARAMS)),
