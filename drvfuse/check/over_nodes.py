@@ -109,8 +109,8 @@ def _failing(
     compare: Callable[[], None],
     during: contextlib.AbstractContextManager[None],
 ) -> None:
-    """The first launch, and then the second, in which the kernels of one node give up: the block `during`. A rank of
-    another node must raise NodeFailed, and the group must work after a reset."""
+    """Makes the first launch, then the second in the `with` block `during`, where the kernels of one node give up. A
+    rank of another node must raise NodeFailed, and the group must work after a reset."""
     launches[0]()
     group.synchronize()
     failed = int(run.random.integers(group.nodes))
@@ -132,7 +132,7 @@ def _failing(
 
 
 def _give_up(group: Group, node: int) -> None:
-    """Set the abort words of the ranks of `node`, as a kernel does that gives up."""
+    """Set the abort words of the ranks of `node`, as kernels do when they give up."""
     for rank in group:
         if group.layout.of[rank.index] == node:
             word = view(group.workspace.pointers[rank.index] + ABORT_OFFSET, 1, "uint64", rank.device)

@@ -50,8 +50,8 @@ class MovePart:
         return plan.readable_by_peers(group, self.targets if targets else self.sources)
 
     def far(self, group: Group, rank: int, targets: bool) -> list[int]:
-        """The addresses of peers' arrays, by distance from 1 on: the targets of the ranks to which a rank sends or,
-        without `targets`, the sources of the ranks from which it receives."""
+        """The addresses of peers' arrays, from the rank's neighbour on: the targets of the ranks to which a rank sends
+        or, without `targets`, the sources of the ranks from which it receives."""
         peers, place = group.layout.ranks(group.layout.of[rank]), group.layout.place(rank)
         step, found = (1, self.targets) if targets else (-1, self.sources)
         return [found[peers[(place + step * d) % len(peers)]].ptr for d in range(1, len(peers))]
