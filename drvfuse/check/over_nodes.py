@@ -76,7 +76,7 @@ def mixed(run: Run) -> None:
 
 
 def failing_sums(run: Run) -> None:
-    """`_failing` for the ops whose partial sums are exchanged with their status."""
+    """Runs `_failing` with one of the ops that exchange partial sums together with their status."""
     nodes = run.choice((2, 4))
     with run.machine(4) as machine, _group(machine, nodes) as group:
         op, algos = run.choice(_SUMS[:3])
@@ -88,8 +88,9 @@ def failing_sums(run: Run) -> None:
 
 
 def failing_bytes(run: Run) -> None:
-    """`_failing` for ops whose exchanges of bytes also carry the abort words. Kernels that give up do not order their
-    accesses, and an exchange may copy an abort word while a peer sets it, so races are ignored during the failure."""
+    """Runs `_failing` with one of the ops whose exchanges of bytes also carry the abort words. Kernels that give up do
+    not order their accesses, and an exchange may copy an abort word while a peer sets it, so races are ignored during
+    the failure."""
     nodes = run.choice((2, 4))
     with run.machine(4) as machine, _group(machine, nodes) as group:
         call = MovingCall(Memory(run, group), run.choice(_TO_ALL_NODES), run.choice(_INSIDE), run.choice(PDL), 3)

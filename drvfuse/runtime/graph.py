@@ -133,7 +133,8 @@ class Graph(Owned, Owner):
         self._kept.update((id(kept), kept) for kept in objects)
 
     def before_launch(self, check: Callable[[Stream], None]) -> None:
-        """Call `check(stream)` before every launch on `stream`; it may order the stream, or refuse by raising.
+        """Call `check(stream)` before every launch on `stream`; `check` may order the stream, or refuse the launch by
+        raising.
 
         The same function is kept once.
         """

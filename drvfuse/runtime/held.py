@@ -30,8 +30,8 @@ class _Held:
 def keep(stream: Stream, objects: object) -> None:
     """Keep `objects` alive until all work queued on `stream` so far is complete. Not for captures.
 
-    They are dropped at a later flush (see `lifetime`), when all that was kept before them is dropped: at an allocation,
-    a synchronisation or the next `keep`.
+    They are dropped at a later flush (see `lifetime`), once all objects that were kept earlier are dropped. A flush
+    happens at an allocation, a synchronisation or the next `keep`.
     """
     driver = stream.device.driver
     flush(driver)

@@ -235,7 +235,7 @@ class MoveCall:
 
     def _plan(self) -> plan.Plan:
         group, common, work = self.common.group, self.common, self.work
-        # only these kernels depend on `same`
+        # the kernels of other algorithms do not depend on `same`
         same = work.same and (self.algo == "push" or (self.algo == "pull" and self.staged))
         arrangement = work.arrangement
         kernel = MoveKernel(self.algo, work.ranks, same, self.staged, arrangement is not None, plan.compares(group))

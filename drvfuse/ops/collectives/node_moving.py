@@ -81,7 +81,7 @@ class _NoRows(FromPayloads):
 
 
 def _far_payloads(group: Group, rank: int, direction: int) -> list[int]:
-    """The payloads of the peers of a rank, from the rank's neighbour in this direction on."""
+    """The payloads of the peers of a rank, from its neighbour in the direction `direction` (1 or -1) on."""
     peers, place = group.layout.ranks(group.layout.of[rank]), group.layout.place(rank)
     others = [peers[(place + direction * distance) % len(peers)] for distance in range(1, len(peers))]
     return [group.workspace.pointers[peer] + PAYLOAD_OFFSET for peer in others]

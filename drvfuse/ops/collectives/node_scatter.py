@@ -102,7 +102,7 @@ class PartialSums:
         return found, every
 
     def _ready(self, chunk: ScatterChunk, ranks: NodeRanks, step: int, inputs: Sequence[int]) -> list[Ready]:
-        """Launches that sum the parts of the ranks of the node that is `step` nodes further on."""
+        """Launches that sum the parts of one node's ranks. That node comes `step` nodes after the own node."""
         common = self.options
         key = ("node_scatter", self.form, self.dtype.name, chunk, step, self.staged, common.blocks, common.alone)
         table = sources_inside(common.group, inputs)
