@@ -34,7 +34,7 @@ _ROTATED_BYTES = 256 << 20  # bytes of all sets of inputs of a rank: more than a
 
 
 def wire_bytes(op: str, ranks: int, nbytes: int) -> int:
-    """The fewest bytes that the busiest link must carry in one direction, which are those that a rank must receive."""
+    """The fewest bytes that the busiest link must carry in one direction, namely the bytes that a rank must receive."""
     if op == "allreduce_many":
         return 2 * (ranks - 1) * nbytes // ranks
     return nbytes if op == "broadcast" else (ranks - 1) * nbytes // ranks

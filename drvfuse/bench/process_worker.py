@@ -2,8 +2,8 @@
 """A rank of `bench.processes`: `python -m drvfuse.bench.process_worker NODES`, with the variables of torchrun.
 
 It reads requests, one JSON object per line, until the end of its input. An object with `op`, `rows`, `cols`, `algo`,
-`sets` and `calls` prepares that call, and is answered with the algorithm that was chosen. The object {} times one
-replay, and is answered with the microseconds.
+`sets` and `calls` prepares that call, and is answered with the algorithm that was chosen. For the object {} one replay
+is timed, and the answer is its microseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .timing import Replays
 
 def main(nodes: int) -> None:
     """Serve the requests, which are the same for all ranks; a barrier before each replay makes them start together."""
-    exchange = "nccl" if nodes > 1 else None  # the engine of the group in one process
+    exchange = "nccl" if nodes > 1 else None  # the engine that the other group, in one process, uses
     with Group.connect(nodes=nodes, exchange=exchange) as group, contextlib.ExitStack() as open_now:
         replays: Replays | None = None
         for line in sys.stdin:

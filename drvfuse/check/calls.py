@@ -123,7 +123,7 @@ class Calls:
         """Queue kernels that write the inputs of call `number`, and the call: on all ranks together, or rank by rank in
         the order `alone`.
 
-        Rank `late` writes its inputs three times.
+        Rank `late` writes its inputs three times, so that it usually begins the call after its peers.
         """
         call, produce, after = self._calls[number], self._produce[number], self._after[number]
         for position in alone or range(len(streams)):

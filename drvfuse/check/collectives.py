@@ -25,7 +25,7 @@ from .problems import MAIN, Problem
 from .run import Run
 
 TIGHT = 20 << 10
-TIGHT_SLOTS = 26 << 10  # bytes of the slots; half has room for one row of every rank and for the results
+TIGHT_SLOTS = 26 << 10  # bytes of the slots; one half of them holds one row of every rank and the results
 SIDE = (((5, 61), "float16"), ((13, 72), "float32"), ((3, 264), "bfloat16"))
 FUSED = "allreduce_rmsnorm_fp8"
 

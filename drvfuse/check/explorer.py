@@ -47,7 +47,8 @@ Task = tuple[str, Sequence[int]]
 
 
 def tasks(names: Sequence[str], seeds: Sequence[int], mutant_seeds: Sequence[int]) -> list[Task]:
-    """All tasks. Those of one seed come together, so that the processes first compile different kernels."""
+    """The cases under the first seed, the mutants, then the cases under the other seeds. So at first all kernels
+    differ."""
     found: list[Task] = [(name, (seed,)) for seed in seeds[:1] for name in names if name in CASES]
     found += [(name, mutant_seeds) for name in names if name in MUTANTS]
     return found + [(name, (seed,)) for seed in seeds[1:] for name in names if name in CASES]

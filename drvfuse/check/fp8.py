@@ -185,7 +185,7 @@ def rmsnorm_few(run: Run, pdl: PDLLevel | None = None) -> None:
 
 
 def rmsnorm_tiles(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Forward pass of rows that the registers of a grid hold."""
+    """Forward pass of rows that fit into the registers of the grid."""
     workspace = fp8_workspace_bytes(TILES_SHAPE[1])
     solved = functools.partial(_forward, shape=TILES_SHAPE)
     steps(run, solved, _launch_forward, pdl, workspace, sm_count=TILES_MULTIPROCESSORS)

@@ -76,7 +76,7 @@ def mixed(run: Run) -> None:
 
 
 def failing_sums(run: Run) -> None:
-    """`_failing` for the ops whose partial sums are exchanged with their status."""
+    """Runs `_failing` with one of the ops that exchange partial sums together with their status."""
     nodes = run.choice((2, 4))
     with run.machine(4) as machine, _group(machine, nodes) as group:
         op, algos = run.choice(_SUMS[:3])
@@ -88,8 +88,9 @@ def failing_sums(run: Run) -> None:
 
 
 def failing_bytes(run: Run) -> None:
-    """`_failing` for ops whose exchanges of bytes also carry the abort words. Kernels that give up do not order their
-    accesses, and an exchange may copy an abort word while a peer sets it, so races are ignored during the failure."""
+    """Runs `_failing` with one of the ops whose exchanges of bytes also carry the abort words. Kernels that give up do
+    not order their accesses, and an exchange may copy an abort word while a peer sets it, so races are ignored during
+    the failure."""
     nodes = run.choice((2, 4))
     with run.machine(4) as machine, _group(machine, nodes) as group:
         call = MovingCall(Memory(run, group), run.choice(_TO_ALL_NODES), run.choice(_INSIDE), run.choice(PDL), 3)
@@ -109,8 +110,8 @@ def _failing(
     compare: Callable[[], None],
     during: contextlib.AbstractContextManager[None],
 ) -> None:
-    """The first launch, and then the second, in which the kernels of one node give up: the block `during`. A rank of
-    another node must raise NodeFailed, and the group must work after a reset."""
+    """Makes the first launch, then the second in the `with` block `during`, where the kernels of one node give up. A
+    rank of another node must raise NodeFailed, and the group must work after a reset."""
     launches[0]()
     group.synchronize()
     failed = int(run.random.integers(group.nodes))
@@ -132,7 +133,7 @@ def _failing(
 
 
 def _give_up(group: Group, node: int) -> None:
-    """Set the abort words of the ranks of `node`, as a kernel does that gives up."""
+    """Set the abort words of the ranks of `node`, as kernels do when they give up."""
     for rank in group:
         if group.layout.of[rank.index] == node:
             word = view(group.workspace.pointers[rank.index] + ABORT_OFFSET, 1, "uint64", rank.device)

@@ -40,8 +40,8 @@ class Problem:
 
     With `multimem` the sums of the inputs are exact in any order. `form` is "" or one of FORMS. With "nvfp4" all codes
     are 6 or -6, equal in blocks of eight; eight codes of -6 are the word 0xFFFFFFFF. With "mxfp8" the scales of
-    the first row are NaN, the byte 0xFF. `splits` are the numbers of rows
-    of the ranks, for an op whose results stay with the owners of the rows.
+    the first row are NaN, the byte 0xFF. `splits[r]` is the number of rows of rank r, for an op whose results stay with
+    the owners of the rows.
     """
 
     op: str

@@ -61,7 +61,7 @@ class Run:
 
     @contextlib.contextmanager
     def machine(self, devices: int, **options: Any) -> Iterator[Machine]:
-        """A `with` block with a machine. Reports of the machine, and exceptions in the block, become findings."""
+        """A context manager that makes a machine. Its reports, and exceptions in the `with` block, become findings."""
         with (
             config.override(trace_driver="off"),
             Machine(devices, seed=self.seed, race=self.race, delay_stores=self.seed % 8 >= 6, **options) as machine,
@@ -88,7 +88,7 @@ class Run:
 
     @contextlib.contextmanager
     def group(self, ranks: int, **options: Any) -> Iterator[Group]:
-        """A `with` block with a group on a new machine. `options` are arguments of `Group.local`."""
+        """A context manager that makes a group on a new machine. `options` are arguments of `Group.local`."""
         with self.machine(ranks) as machine, Group.local(ranks, driver=machine, **options) as group:
             yield group
 

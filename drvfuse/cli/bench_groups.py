@@ -75,7 +75,7 @@ def _group(arguments: argparse.Namespace, multimem: bool = False) -> Group:
 
 
 def _while_open(group: Group, measure: Callable[[], Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """The results of `measure`; afterwards the group is closed."""
+    """Yields the results of `measure`, then closes the group."""
     with group:
         yield from measure()
 

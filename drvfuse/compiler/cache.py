@@ -191,7 +191,7 @@ def _keep_limit(folder: Path, added: int) -> None:
     if folder in _sizes and _sizes[folder] + added <= limit:
         _sizes[folder] += added
         return
-    found = []  # (time of the last use, bytes, entry)
+    found = []  # tuples of the time of the last use, the bytes and the entry
     for entry in list(os.scandir(folder)):
         with contextlib.suppress(OSError):  # another process may delete the entry meanwhile
             used = entry.stat().st_mtime

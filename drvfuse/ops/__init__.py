@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fused ops. `call` is the path of every op from its arguments to a launch; the other rooms hold the ops by family.
+"""The fused ops. `call` is the path of every op from its arguments to a launch; the other packages hold the ops by
+family.
 
-The rooms import `plans`, `trace`, `comm`, `runtime`, `compiler` and `ptx`.
+These packages import `plans`, `trace`, `comm`, `runtime`, `compiler` and `ptx`.
 """

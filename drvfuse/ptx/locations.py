@@ -55,7 +55,7 @@ class Locations:
         self.current = index
 
     def add_to(self, error: PtxError) -> PtxError:
-        """The error with the location of the instruction that was read when it occurred."""
+        """The error with the location of the instruction that was read when the error occurred."""
         location = self._found[self.current]
         if self.current and location.file != "?":
             error.source = (location.file, location.line)

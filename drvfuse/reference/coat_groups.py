@@ -87,7 +87,7 @@ def fp8_rmsnorm_pg2pg_forward(
     rstd: Floats | None = None,
     arithmetic: Arithmetic = EXACT,
 ) -> Normalised:
-    """RMSNorm of x with group scales, whose result has group scales. `rstd` may be given by a GPU; None computes it."""
+    """RMSNorm of x with group scales, whose result has group scales. `rstd` None is computed here."""
     values = dequantise(x, s_x, QB)
     if rstd is None:
         rstd = row_rstd(x, s_x, QB, eps)

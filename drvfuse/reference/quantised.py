@@ -171,7 +171,7 @@ def scales_by_row(scales: NDArray, quantisation: Quantisation, rows_shape: Seque
 
 
 def _places(quantisation: Quantisation, rows: int, groups: int) -> NDArray:
-    """The index of the scale of each row and group in the flattened array of a "column" or "tiles" layout."""
+    """For each row and group, the index of its scale in the flattened array of a "column" or "tiles" layout."""
     row, group = np.arange(rows)[:, None], np.arange(groups)[None, :]
     if quantisation.layout == "column":
         return group * (-(-rows // 4) * 4) + row

@@ -119,7 +119,7 @@ class Array:
 
     def used_on(self, stream: Stream) -> None:
         """Tell the array that work on `stream` reads or writes it: its memory is reused only after that work. Ops and
-        kernels of drvfuse call it themselves.
+        kernels of drvfuse call this method themselves.
         """
         if self._block is not None:
             self._block.used_on(stream)
@@ -150,9 +150,9 @@ class Array:
     def numpy(self) -> np.ndarray[Any, Any]:
         """A copy in host memory, of the numpy type `dtype.numpy` (of ml_dtypes for bfloat16 and FP8, uint8 for FP4).
 
-        The copy is made on the array's stream after all work that uses the array, and the stream is synchronised. It
-        does not say whether a kernel gave up waiting: `Group.check` does. Raises CaptureError while a stream that uses
-        the array is being captured.
+        The copy is made on the array's stream after all work that uses the array, and the stream is synchronised. The
+        method does not report kernels that gave up waiting: `Group.check` does. Raises CaptureError while a stream that
+        uses the array is being captured.
         """
         import numpy as np
 
@@ -183,7 +183,7 @@ class Array:
     def order(self, stream: Stream, what: str) -> None:
         """Order later work on `stream` after all earlier uses of this memory.
 
-        Raises CaptureError while a capture uses the array. Its message says that the array cannot be `what`.
+        Raises CaptureError while a capture uses the array. The error's message says that the array cannot be `what`.
         """
         self.require_open()
         stream._check_open()

@@ -85,7 +85,7 @@ def format_value(value: Any) -> str:
         shown = ", ".join(format_value(item) for item in value[:4])
         return f"[{shown}{', ...' if len(value) > 4 else ''}]"
     kind = type(value).__name__
-    if kind == "CUlaunchConfig":  # its stream is left out, since its owner may have changed it after the call
+    if kind == "CUlaunchConfig":  # without the stream, which the config's owner may have changed after the call
         grid = f"{value.gridDimX}x{value.gridDimY}x{value.gridDimZ}"
         block = f"{value.blockDimX}x{value.blockDimY}x{value.blockDimZ}"
         return f"<grid {grid} block {block} smem {value.sharedMemBytes}>"

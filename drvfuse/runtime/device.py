@@ -50,7 +50,7 @@ def device(index: SupportsIndex = 0, *, driver: DriverLike = None) -> Device:
 class _Use:
     """Makes a context current and restores the previous one. It has no state, so it is reentrant, and threads share it.
 
-    Its two driver calls would fill the record of calls, so they appear in written traces only.
+    Its two driver calls would fill the ring of recorded calls, so only written traces show them.
     """
 
     __slots__ = ("_context", "_pop", "_push")
@@ -124,8 +124,8 @@ class Device(Owner):
         return other is self or bool(self.driver.cuDeviceCanAccessPeer(self.handle, other.handle))
 
     def enable_peer(self, other: Device) -> None:
-        """Let this device's context access `cuMemAlloc` memory of the context of `other`. It may be enabled already,
-        and drvfuse never disables it.
+        """Let this device's context access `cuMemAlloc` memory of the context of `other`. The access may be enabled
+        already, and drvfuse never disables it.
 
         Memory pools and VMM mappings have access settings of their own. Raises Unsupported if the devices have no peer
         access.

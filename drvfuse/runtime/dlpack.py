@@ -101,7 +101,7 @@ def _reclaim(driver: Driver, address: int) -> None:
         return
     alone = _references(holder) == _ALONE
     if not any(_is_valid(holder[0], name) for name in _NAMES.values()):
-        del _capsules[address]  # the consumer of the capsule calls the deleter
+        del _capsules[address]  # the capsule was consumed, and its consumer calls the deleter
     elif alone:
         del _capsules[address]
         _exported.pop(address, None)
@@ -139,7 +139,7 @@ def export(
     if stream == 0:
         raise ArgumentError("stream", 0, "-1, None, 1, 2 or a stream handle (0 is ambiguous)")
     if stream != -1 and array.size:
-        # Unchecked: a stream of another device can wait as well.
+        # `unchecked`, since a stream of another device can wait as well.
         Stream.unchecked(array.device, LEGACY if stream is None else stream).follow(array.stream)
     versioned = max_version is not None and max_version[0] >= 1
     managed: Any = (_ManagedVersioned if versioned else _Managed)()
@@ -258,7 +258,8 @@ def current_stream(obj: Any, device_type: int, device_index: int) -> StreamLike 
 
 
 def on_device(obj: Any, where: Device, ordered: bool) -> AbstractContextManager[object]:
-    """A context manager in which `obj`'s library can export it. `ordered`: the library will order a stream of `where`.
+    """A context manager inside which the library of `obj` can export `obj`. `ordered`: the library will order a stream
+    of `where`.
 
     torch exports tensors of its current device only. It restores that device lazily, so a current context of the driver
     does not always tell it.

@@ -133,7 +133,8 @@ class Graph(Owned, Owner):
         self._kept.update((id(kept), kept) for kept in objects)
 
     def before_launch(self, check: Callable[[Stream], None]) -> None:
-        """Call `check(stream)` before every launch on `stream`; it may order the stream, or refuse by raising.
+        """Call `check(stream)` before every launch on `stream`; `check` may order the stream, or refuse the launch by
+        raising.
 
         The same function is kept once.
         """
@@ -154,7 +155,7 @@ class Graph(Owned, Owner):
         self.queue(stream)
 
     def admit(self, stream: Stream) -> None:
-        """The first half of `launch`: call the checks of `before_launch`, and order `stream` after the arrays' uses."""
+        """The first half of `launch`: call the checks of `before_launch`, which may order `stream`."""
         self._require_launchable(stream)
         for check in self._checks:
             check(stream)
@@ -189,6 +190,6 @@ class Graph(Owned, Owner):
 
 
 def capturing(stream: Stream) -> Graph | None:
-    """The Graph into which `stream` is being captured; None if it is not being captured, or by another library."""
+    """The Graph into which `stream` is being captured; None if no capture by drvfuse holds it."""
     identity = stream.capture_id()
     return None if identity is None else _captures.get((id(stream.device.driver), identity))

@@ -20,7 +20,7 @@ class _Held:
     """The events of a driver's work in the order of their recording, each with the objects that the work uses.
 
     Only the first event is queried, so a program that queues many calls ahead makes one query per call. `driver.lock`
-    guards the queue, of which only the first entry has a free that is queued by `lifetime`.
+    guards the queue. `lifetime` has at most one queued free for the whole queue: that of the first entry.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -30,8 +30,8 @@ class _Held:
 def keep(stream: Stream, objects: object) -> None:
     """Keep `objects` alive until all work queued on `stream` so far is complete. Not for captures.
 
-    They are dropped at a later flush (see `lifetime`), when all that was kept before them is dropped: at an allocation,
-    a synchronisation or the next `keep`.
+    They are dropped at a later flush (see `lifetime`), once all objects that were kept earlier are dropped. A flush
+    happens at an allocation, a synchronisation or the next `keep`.
     """
     driver = stream.device.driver
     flush(driver)
@@ -62,7 +62,7 @@ def _drop(driver: Driver) -> None:
 
 
 def _complete(driver: Driver, event: Event) -> bool:
-    # In its default mode a capture of another library forbids a query to every thread, and would be invalidated.
+    # While another library captures in the default mode, a query by any thread would invalidate that capture.
     relaxed: Any = driver.types.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     with event.device.use():
         before = driver.cuThreadExchangeStreamCaptureMode(relaxed)

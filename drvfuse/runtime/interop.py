@@ -207,7 +207,7 @@ def _from_interface(obj: Any, interface: dict[str, Any], driver: Driver, argumen
     if handle is not None and not isinstance(handle, int) or handle == 0:
         expected = "None, 1, 2 or a stream handle: the interface leaves 0 out as ambiguous"
         raise ArgumentError(f"{said}['stream']", repr(handle), expected)
-    if handle is None and interface["version"] < 3:  # it has no streams; in version 3, None needs no wait
+    if handle is None and interface["version"] < 3:  # before version 3 none is named; in 3, None needs no wait
         handle = dlpack.current_stream(obj, dlpack.CUDA, index)
     producer = None if handle is None else Stream.wrap(where, handle, f"stream of {argument}")
     return description, where, producer, obj

@@ -69,7 +69,7 @@ class Kernel:
             calls.kernel_names[int(handle)] = self.info.name
             with contextlib.suppress(
                 Unsupported
-            ):  # needs CUDA 12.4; before that, reading the attributes below loads the kernel
+            ):  # cuFuncLoad needs CUDA 12.4; before that, reading the attributes below loads the kernel
                 driver.cuFuncLoad(handle)
             enum = driver.types.CUfunction_attribute
 

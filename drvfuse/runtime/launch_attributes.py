@@ -82,7 +82,7 @@ class ClusterScheduling(LaunchAttribute):
 
 @dataclass(frozen=True)
 class ProgrammaticStreamSerialization(LaunchAttribute):
-    """PDL: the kernel may start when all blocks of the one before it in the stream have triggered or exited."""
+    """PDL: the kernel may start when all blocks of the previous kernel in the stream have triggered or exited."""
 
     suffix, member = "PROGRAMMATIC_STREAM_SERIALIZATION", "programmaticStreamSerializationAllowed"
 

@@ -56,7 +56,7 @@ def release(owner: object) -> None:
 
 
 def retire(driver: Driver, free: Callable[..., None], *args: Any) -> None:
-    """Queue `free(driver, *args)` for the next flush. Makes no driver call, so it is safe in a finalizer."""
+    """Queue `free(driver, *args)` for the next flush. No driver call is made, so a finalizer may use this function."""
     driver.retired.append((free, args))
 
 

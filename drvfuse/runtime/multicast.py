@@ -187,7 +187,7 @@ class Multicast(Owned):
         bound = self._range(device, offset, nbytes)
         with device.use():
             owner = self.driver.pointer_device(ptr)
-        if owner != device.index:  # the older form of the call takes no device, and would bind memory of another one
+        if owner != device.index:  # the older form of the call takes no device, and would bind memory of another device
             raise ArgumentError("ptr", f"{ptr:#x}", f"an address of memory of {device!r}")
         self._bind("cuMulticastBindAddr", bound, ptr, bound.nbytes, 0)
 
@@ -258,7 +258,7 @@ class Multicast(Owned):
         return _Bound(device, offset, nbytes)
 
     def _bind(self, name: str, bound: _Bound, *args: Any) -> None:
-        """Bind by the form of the call that names the device, or by the older form if bindings or driver lack it."""
+        """Bind by the form of the call that names the device, or by the older form if the newer one is missing."""
         with bound.device.use():
             try:
                 self._call(f"{name}_v2", self.handle, bound.device.handle, bound.offset, *args)

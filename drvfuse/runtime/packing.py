@@ -44,7 +44,7 @@ class Arguments:
             )
         self._info, self._device = info, device
         self.packed = bytearray(max(info.param_bytes, 1))
-        self._exported = ctypes.c_ubyte.from_buffer(self.packed)  # while it lives, the bytes cannot move
+        self._exported = ctypes.c_ubyte.from_buffer(self.packed)  # while this object lives, `packed` cannot move
         base = ctypes.addressof(self._exported)
         self._pointers = (ctypes.c_void_p * max(len(values), 1))(*(base + param.offset for param in info.params))
         self.address = ctypes.addressof(self._pointers)

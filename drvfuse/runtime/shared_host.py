@@ -22,7 +22,7 @@ _PORTABLE, _DEVICE_MAPPED = 1, 2
 
 
 def create(nbytes: int) -> int:
-    """A descriptor of `nbytes` of zeroed memory that has no name and cannot change its size. The caller owns it."""
+    """A file descriptor, which the caller owns, of `nbytes` of zeroed memory without a name and of fixed size."""
     descriptor = os.memfd_create("drvfuse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, nbytes)
@@ -34,7 +34,7 @@ def create(nbytes: int) -> int:
 
 
 class SharedHostMemory(Owned):
-    """`nbytes` of the memory of a descriptor that `create` has made, in this process or in another one.
+    """`nbytes` of memory behind a file descriptor that `create` has returned, in this process or in another one.
 
     `ptr` is its address for the kernels of this process. The caller keeps the descriptor, and may close it. Views keep
     the memory mapped; after close() kernels cannot use it.
@@ -62,5 +62,5 @@ class SharedHostMemory(Owned):
 
 
 def _unregister(driver: Driver, address: int, mapped: mmap.mmap) -> None:
-    """Unregister the memory. `mapped` is an argument so that the mapping lives until then."""
+    """Unregister the memory. `mapped` is an argument so that the mapping lives until this call."""
     driver.cuMemHostUnregister(address)

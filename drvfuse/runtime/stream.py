@@ -17,9 +17,9 @@ _DISABLE_TIMING = 2
 _CAPTURE_INVALIDATED = 2
 _CAPTURE_IMPLICIT = 906
 LEGACY, PER_THREAD = 1, 2
-# what an argument must be that takes only drvfuse's own streams, for messages
+# For messages: what an argument must be if it takes only drvfuse's own streams.
 WRAPPED = "a drvfuse.Stream; Stream.wrap(device, stream) makes one for a stream of another library"
-UNKNOWN_HANDLE = (400, 709)  # invalid, or of a context that was destroyed
+UNKNOWN_HANDLE = (400, 709)  # CUresults for a handle that is invalid, or of a destroyed context
 
 
 class SupportsCudaStream(Protocol):
@@ -213,7 +213,8 @@ class Stream(Owned):
         """An event after the work that is queued on this foreign stream now. It stays valid if the stream is destroyed.
 
         Must not be called in a capture. There is one event per handle, which each call records again. A new stream may
-        have the handle of a destroyed one, so it first waits for the event: then the event covers all earlier work too.
+        have the handle of a destroyed one, so this stream first waits for the event: then the event's new record covers
+        all earlier work too.
         """
         event = self.device.marks.get(self.handle)
         if event is not None:

@@ -31,7 +31,7 @@ _RUN: pytest.StashKey[Run] = pytest.StashKey()
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     _keep_as_written(pluginmanager)
     group = parser.getgroup("emu", "emulated CUDA driver (drvfuse)")
-    # Each setting has two options: a single option with an optional value would take a path that follows it for its
+    # Each setting has two options: if one option had an optional value, it would take a path after the option as that
     # value.
     group.addoption(
         "--emu-race",

@@ -33,8 +33,8 @@ class Reports:
 
     @property
     def unexpected(self) -> list[Report]:
-        """The reports for which the test will fail: those that it has not expected. Refused calls do not count, since
-        the program got their error codes.
+        """The reports for which the test will fail: those that the test has not expected. Refused calls do not count,
+        since the program got their error codes.
         """
         return [r for r in self.all if r.finding and not any(r is e for e in self._expected)]
 

@@ -49,8 +49,8 @@ class Skew:
 
 @dataclass(frozen=True)
 class Wait:
-    """The mean and the largest time that blocks of `rank` waited for `peer`, and the share of the blocks' barriers in
-    which `peer` was the last of all peers."""
+    """The mean and the largest time that blocks of `rank` waited for `peer`, and the share of the blocks' barriers at
+    which `peer` came last of all peers."""
 
     rank: int
     peer: int

@@ -2,12 +2,12 @@
 // An exchange between ranks with a barrier of three-valued flags. Other libraries have this protocol; it is here for a
 // fault that cannot be planted in drvfuse's own barrier.
 //
-// Rank r fills its row of `data` with `value`, passes a barrier, and adds the rows of all ranks to `sums`. Block b has the
-// elements b, b + blocks, ... of a row. A flag counts 0, 1, 2, 0, ..., one step for each barrier, and a wait ends when the
-// flag has changed since the barrier before. So every flag must take every step, also the flags of blocks that this launch
-// does not have: its blocks set these flags too (the backfill). A block does so before it sets its own flag. When a peer
-// has seen that flag, it may continue to a call with more blocks, and a flag that was still one step behind would end its
-// wait too early.
+// Rank r fills its row of `data` with `value`, passes a barrier, and adds the rows of all ranks to `sums`. Block b has
+// the elements b, b + blocks, ... of a row. A flag counts 0, 1, 2, 0, ..., one step for each barrier, and a wait ends
+// when the flag has changed since the barrier before. So every flag must take every step, also the flags of blocks that
+// this launch does not have: its blocks set these flags too (the backfill). A block does so before it sets its own
+// flag. When a peer has seen that flag, it may continue to a call with more blocks, and a flag that had not yet taken
+// this step would end its wait too early.
 //
 // A block has two warps; the second one does the backfill. `flags[rank]` has, in that rank's memory, SLOTS x MAX_RANKS
 // words; `step` is the number of barriers before this launch, modulo 3.

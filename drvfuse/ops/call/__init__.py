@@ -16,8 +16,9 @@
    stream is asked once whether it is being captured, and `Schedule.check` refuses what the algorithm cannot do in a
    capture. `Turns.follow` and `Route.follow_producers` order the streams, and the kernels are queued in one launch
    group. Then the launch is recorded in its arrays and in graphs, and the streams of foreign arrays are ordered after
-   it; so is what was queued before an error. Nothing is checked or allocated between the launches of two ranks, and
-   only a broken driver can fail there. `ReplayOrder` orders the launches of a graph with the streams of foreign arrays.
+   it. If an error occurs, the same is done for what was queued before it. Nothing is checked or allocated between the
+   launches of two ranks, and only a broken driver can fail there. `ReplayOrder` orders the launches of a graph with the
+   streams of foreign arrays.
 
 `op` makes an op of the function that prepares its calls. A plain call is `prepare` and `launch`. Most plain calls
 differ from an earlier one in addresses alone. `repeat` recognises such a call by its arguments, and writes its

@@ -87,7 +87,7 @@ class Route:
             mark_used(self._away, self.stream, event)
         if more:
             mark_used(more, self.stream, event)
-        if not self.stream.foreign:  # an array remembers a stream that drvfuse made, so once is enough
+        if not self.stream.foreign:  # arrays remember streams that drvfuse made, so one call is enough
             self._away, self.recorded = (), more
 
     def keep_unordered(self, stream: Stream, event: Event | None) -> None:

@@ -41,7 +41,7 @@ class PlanCache:
         """The plan with the key `key`, made by `make()` if there is none. The key holds everything that the plan
         depends on."""
         found: Plan | None = self._plans.get(key)
-        if found is not None and len(self._plans) < _KEPT // 2:  # no plan is dropped soon
+        if found is not None and len(self._plans) < _KEPT // 2:  # so few plans that none is dropped soon
             return found
         if found is None:
             found = make()

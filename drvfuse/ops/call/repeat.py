@@ -91,7 +91,7 @@ class Layout(NamedTuple):
                 arrays.append(value)
                 key.append(value._layout or value.layout)
             elif kind in _PLAIN:
-                if kind is str and value == "current":  # the streams of arrays, which are resolved by the checks
+                if kind is str and value == "current":  # it means the streams of arrays, which the checks resolve
                     return None
                 key += kind, value
             elif kind is float:

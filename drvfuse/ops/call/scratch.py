@@ -102,7 +102,7 @@ class _Reports:
     def __init__(self, driver: Driver) -> None:
         self._pinned = PinnedBuffer(driver, _SLOTS * _REPORT.itemsize)
         self._blocks = self._pinned.view(_REPORT)
-        self.magic = self._blocks["magic"].data  # single elements are read faster than through numpy
+        self.magic = self._blocks["magic"].data  # a memoryview: single elements are read faster than through numpy
 
     def address(self, workspace: int) -> int:
         return self._pinned.ptr + self.slot(workspace) * _REPORT.itemsize

@@ -24,9 +24,9 @@ FP8_CAPABILITY = (8, 9)
 class Specialisation:
     """The source file, the definitions and the requirements of a kernel.
 
-    The kernel `kernel`, or else `name`, is in the file `room`/`name`.cu of cu/. `defines` are its definitions, and
-    `text` is inserted before the file. The kernel needs compute capability `capability` or later, for the
-    feature that `needs` names. `fault` is the fault that is planted in the kernel.
+    The kernel `kernel`, or else `name`, is in the file cu/`room`/`name`.cu. `defines` are its definitions, and `text`
+    is inserted before the file. The kernel needs compute capability `capability` or later, for the feature that `needs`
+    names. `fault` is the fault that is planted in the kernel.
     """
 
     room: str

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 class Turns(Protocol):
-    """See the module. A position is the index of a local rank; an op on one device has position 0 alone. `ranks` is the
-    number of ranks that take part in a call, in all processes."""
+    """The interface that the module's text describes. A position is the index of a local rank; an op on one device has
+    position 0 alone. `ranks` is the number of ranks that take part in a call, in all processes."""
 
     ranks: int
 

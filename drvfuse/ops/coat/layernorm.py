@@ -195,7 +195,7 @@ def _forward(
     wanted = quantised_outputs(shape, xs.dtype, turned) | row_outputs(shape, "mean", "rstd")
     call = Fp8Call(name, given, {"x": xs, "scales": scales, **weights}, wanted, max(GRID_BYTES, WORDS_BYTES))
     rows, columns, aligned = call.rows, call.columns, call.aligned("x", "qy", "weight", "bias")
-    weight, address = weight_type(weights), call.arrays["qy_t"].ptr % 16  # it decides the size of stores
+    weight, address = weight_type(weights), call.arrays["qy_t"].ptr % 16  # it decides the size of stores to qy_t
 
     def plan() -> Planned:
         kinds = defines(dtype=xs.dtype, weight_dtype=weight, group=QB, aligned=aligned)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The schedule of a call over several nodes: kernels, and exchanges between the nodes, one after another.
 
-Failure. A rank whose kernel gives up takes part in the exchanges behind it all the same: they must match on all nodes,
-and the host may have queued them long before. So every exchange also carries whether the sums or bytes are defined: the
+Failure. A rank whose kernel gives up takes part in all later exchanges nevertheless: they must match on all nodes, and
+the host may have queued them long before. So every exchange also carries whether the sums or bytes are defined: the
 status of sums (cu/collectives/nodes.cuh), or the abort word of the sender (cu/collectives/exchange_ended.cu). The first
-kernel behind the exchange reads that, reports, and aborts the ranks of its node, which raise NodeFailed.
+kernel after the exchange reads this, reports, and aborts the ranks of its node, which raise NodeFailed.
 
 The stages follow one another on each rank's stream. With dependent launch the first kernel is a dependent of the kernel
-in front of the call, and the kernel behind the call is a dependent of the last kernel. The engine's work is no
-dependent launch: the kernel in front of it triggers at its end.
+before the call, and the kernel after the call is a dependent of the last kernel. The engine's work is no dependent
+launch: the kernel before that work triggers at its end.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def require_moves(group: Group, op: str, algo: str) -> None:
 
 
 def sources_inside(group: Group, inputs: Sequence[int]) -> list[Sequence[int]]:
-    """For each local rank the addresses that it sums, of `inputs` by local rank: those of its node's ranks. None where
-    they are in other processes."""
+    """For each local rank the addresses that it sums: those that `inputs` has for the ranks of its node. A list is
+    empty if they are in other processes."""
     layout = group.layout
     if layout.inside == 1:
         return [[own] for own in inputs]
@@ -78,8 +78,8 @@ def level_inside(pdl: PDLLevel) -> PDLLevel:
 def barrier(options: CallOptions) -> list[Ready]:
     """Launches of a kernel that moves nothing and passes barriers of the node's ranks.
 
-    Peers may still read a payload when the kernels of the call in front have ended: results, or staged inputs. So this
-    kernel precedes one that stores to payloads and has no barrier before its stores.
+    Peers may still read results or staged inputs in a payload when the kernels of the previous call have ended. So this
+    kernel precedes a kernel that stores to payloads and has no barrier before its stores.
     """
     group = options.group
 
@@ -162,7 +162,7 @@ class ExchangeAddresses:
 
 
 class Span(NamedTuple):
-    """A `Piece`, `offset` bytes behind the address with the number `base`."""
+    """A `Piece` that begins `offset` bytes after the address with the number `base`."""
 
     node: int
     base: int
@@ -225,8 +225,8 @@ class ExchangeEndedParams(ctypes.Structure):
 
 
 def _around(group: Group, watched: bool) -> tuple[list[Launch], list[Launch]]:
-    """Launches on every local rank in front of an exchange of bytes and behind it. In front there are launches only if
-    the exchange is `watched`."""
+    """Launches on every local rank before an exchange of bytes and after it. Before it there are launches only if the
+    exchange is `watched`."""
 
     def word(position: int, field: str) -> int:
         return link(group).progress[position] + _WORD * PROGRESS_FIELDS.index(field) if watched else 0
@@ -257,7 +257,7 @@ class AcrossNodes:
     """The schedule of a call: its stages."""
 
     def __init__(self, group: Group, stages: Sequence[Stage]) -> None:
-        self._link, self._stages = link(group), stages  # holds no group, as the group keeps repeated calls
+        self._link, self._stages = link(group), stages  # does not keep the group, which keeps repeated calls
         self.pointed = [holder for stage in stages for holder in stage.pointed]
         kernels = [stage.launches for stage in stages if stage.launches]
         self.launches = [[of_ranks[position] for of_ranks in kernels] for position in range(len(group))]

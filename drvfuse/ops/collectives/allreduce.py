@@ -64,10 +64,10 @@ def allreduce(
     except with `use_multimem`.
 
     `algo` is "push_one_shot" (each rank sends its input to all and sums what it receives), "push_two_shot" (each rank
-    sums a part and sends it to all), "one_stage" and "two_stage" (the same by loads from peers behind barriers),
-    "naive" (copies between devices, which need peer access to the inputs only in a graph capture) or "auto".
-    `max_num_blocks` is the number of multiprocessors that the grid may fill, at most the group's `max_blocks`. A push
-    algorithm has as many blocks as fit on them, any other algorithm one block for each. `pdl_level`: see `PDLLevel`.
+    sums a part and sends it to all), "one_stage" and "two_stage" (the same by loads from peers after barriers), "naive"
+    (copies between devices, which need peer access to the inputs only in a graph capture) or "auto". `max_num_blocks`
+    is the number of multiprocessors that the grid may fill, at most the group's `max_blocks`. A push algorithm has as
+    many blocks as fit on them, any other algorithm one block for each. `pdl_level`: see `PDLLevel`.
 
     `use_multimem=True`: the switches add, through multicast memory; otherwise this op never uses such memory. `algo` is
     then "two_stage" or "auto" (each rank loads the sums of its part, and stores them to all ranks) or "one_stage" (each

@@ -65,7 +65,7 @@ class Copies:
         naive.meet(self._met, streams)
 
     def _by_workspaces(self, part: MovePart, streams: Sequence[Stream], captured: bool) -> None:
-        """Copy the bytes from peers through the workspaces."""
+        """Copy the bytes from the peers' inputs to the workspaces, chunk by chunk, and from there to the outputs."""
         largest = max(move.nbytes for of_rank in part.table for move in of_rank)
         for begin in range(0, largest, self._slot):
             todo = [

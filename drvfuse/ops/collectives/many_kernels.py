@@ -41,19 +41,19 @@ class ManyCall(ctypes.Structure):
 class AllreduceManyParams(AllreducePushParams):
     """`struct Params` of cu/collectives/allreduce_push.cu with DRVFUSE_MANY."""
 
-    _fields_ = (("many", ManyCall),)  # type: ignore[assignment]  # follow the fields of the base
+    _fields_ = (("many", ManyCall),)  # type: ignore[assignment]  # after the fields of the base class
 
 
 class NodeSumsManyParams(NodeSumsParams):
     """`struct Params` of cu/collectives/node_sums.cu with DRVFUSE_MANY."""
 
-    _fields_ = (("many", ManyCall),)  # follow the fields of the base
+    _fields_ = (("many", ManyCall),)  # after the fields of the base class
 
 
 class AllreduceNodesManyParams(AllreduceNodesParams):
     """`struct Params` of cu/collectives/allreduce.cu with DRVFUSE_NODES and DRVFUSE_MANY."""
 
-    _fields_ = (("many", ManyCall),)  # type: ignore[assignment]  # follow the fields of the base
+    _fields_ = (("many", ManyCall),)  # type: ignore[assignment]  # after the fields of the base class
 
 
 class ManyKernel(CollectiveKernel):

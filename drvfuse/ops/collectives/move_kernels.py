@@ -94,8 +94,9 @@ class Moved(ctypes.Structure):
     )
 
     def tailor(self, table: moves.Moves, ranks: Sequence[int], place: int) -> None:
-        """Write the moves between rank `ranks[place]` and each of `ranks`, by distance. The table has the moves of all
-        ranks of the group."""
+        """Write the moves between rank `ranks[place]` and each of `ranks`. Index d of `sent` is for the rank d places
+        further on in `ranks`, index d of `received` for the rank d places before. The table has the moves of all ranks
+        of the group."""
         own = ranks[place]
         for distance in range(len(ranks)):
             self.sent[distance] = Move(*table[own][ranks[(place + distance) % len(ranks)]])
@@ -120,7 +121,8 @@ class Arrangement(ctypes.Structure):
     )
 
     def tailor(self, arrangement: arranged_scales.Arrangement, ranks: Sequence[int], place: int) -> None:
-        """Write the first row and the number of rows of the ranks `ranks`, by distance from rank `ranks[place]`."""
+        """Write the first row and the number of rows of `ranks`: index d is for the rank d places before
+        `ranks[place]`."""
         self.rows, self.groups = arrangement.total, arrangement.groups
         self.itemsize, self.tiles = arrangement.itemsize, int(arrangement.tiles)
         for distance in range(len(ranks)):

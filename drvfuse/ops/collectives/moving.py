@@ -50,8 +50,8 @@ class MovePart:
         return plan.readable_by_peers(group, self.targets if targets else self.sources)
 
     def far(self, group: Group, rank: int, targets: bool) -> list[int]:
-        """The addresses of peers' arrays, by distance from 1 on: the targets of the ranks to which a rank sends or,
-        without `targets`, the sources of the ranks from which it receives."""
+        """The addresses of peers' arrays, from the rank's neighbour on: the targets of the ranks to which a rank sends
+        or, without `targets`, the sources of the ranks from which it receives."""
         peers, place = group.layout.ranks(group.layout.of[rank]), group.layout.place(rank)
         step, found = (1, self.targets) if targets else (-1, self.sources)
         return [found[peers[(place + step * d) % len(peers)]].ptr for d in range(1, len(peers))]
@@ -235,7 +235,7 @@ class MoveCall:
 
     def _plan(self) -> plan.Plan:
         group, common, work = self.common.group, self.common, self.work
-        # only these kernels depend on `same`
+        # the kernels of other algorithms do not depend on `same`
         same = work.same and (self.algo == "push" or (self.algo == "pull" and self.staged))
         arrangement = work.arrangement
         kernel = MoveKernel(self.algo, work.ranks, same, self.staged, arrangement is not None, plan.compares(group))

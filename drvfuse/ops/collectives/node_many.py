@@ -63,7 +63,7 @@ def schedule(
 
 
 def _results(options: CallOptions, dtype: DType, ragged: bool, chunk: shares.Chunk, many: ManyCall) -> plan.Plan:
-    """The plan of the kernel behind the exchange."""
+    """The plan of the kernel after the exchange."""
     count = chunk.items * chunk.share.width
     shape = plans.allreduce_launch(count, dtype.itemsize, chunk.share.inside, nodes.ALGORITHM, options.blocks)
     spec = ManyKernel(

@@ -4,10 +4,10 @@
 `plans.node_moves` plans the steps. A step inside the nodes is a kernel as on one node, by the algorithm that the caller
 asked for. In a step between nodes the engine exchanges bytes, from where they lie to their place in the outputs.
 
-Memory ordering. The stages of a rank follow one another in its stream. So a kernel reads what the exchange in front of
-it has received, and an exchange sends what the kernel in front of it has left in this rank's memory. What peers store
-there by a kernel is complete when this rank's kernel of the same step is complete, and they begin to store when that
-kernel has begun (move.cu, move_push.cu). So a payload is written again only after the exchange that reads it.
+Memory ordering. The stages of a rank follow one another in its stream. So a kernel reads what the previous exchange has
+received, and an exchange sends what the previous kernel has left in this rank's memory. What peers store there by a
+kernel is complete when this rank's kernel of the same step is complete, and they begin to store when that kernel has
+begun (move.cu, move_push.cu). So a payload is written again only after the exchange that reads it.
 
 Peers may still read a payload as staging when the kernel that staged there has ended: on one node the next call stages
 in the other half. So a kernel that stores to a payload comes after a barrier of the node's ranks: "put" begins with
@@ -81,7 +81,7 @@ class _NoRows(FromPayloads):
 
 
 def _far_payloads(group: Group, rank: int, direction: int) -> list[int]:
-    """The payloads of the peers of a rank, by distance from 1 on."""
+    """The payloads of the peers of a rank, from its neighbour in the direction `direction` (1 or -1) on."""
     peers, place = group.layout.ranks(group.layout.of[rank]), group.layout.place(rank)
     others = [peers[(place + direction * distance) % len(peers)] for distance in range(1, len(peers))]
     return [group.workspace.pointers[peer] + PAYLOAD_OFFSET for peer in others]

@@ -6,10 +6,11 @@ a launch of the one-node reduce-scatter writes float32 sums to the payload. The 
 part's owner. The owner's next kernel adds the sums of all nodes, in the order of the nodes, and finishes the part.
 
 Memory ordering. All sums of a rank are written and read on its device, by kernels and exchanges in the order of its
-stream. Peers may still read its payload when the call in front has ended, so a call begins with a barrier of the node's
-ranks, before any sum is written: that of the first kernel, or by "push" that of a kernel of its own. Inputs are free as
-in a reduce-scatter of one node: when the rank's kernels are complete, no peer reads them. In place only the own kernels
-read a rank's own rows, and the kernel that overwrites a row comes after those that read it.
+stream. Peers may still read its payload when the previous call has ended, so a call begins with a barrier of the node's
+ranks, before any sum is written. The first kernel passes this barrier, or with "push" a separate kernel that does
+nothing else. Inputs are free as in a reduce-scatter of one node: when the rank's kernels are complete, no peer reads
+them. In place only the own kernels read a rank's own rows, and the kernel that overwrites a row comes after those that
+read it.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def payload(group: Group, rank: int) -> int:
 
 
 def area(group: Group, staged: bool) -> int:
-    """The offset in a payload at which partial sums begin: behind the half in which inputs are staged."""
+    """The offset in a payload at which partial sums begin: after the half in which inputs are staged."""
     return group.workspace.payload_bytes // 2 // plans.PACK_BYTES * plans.PACK_BYTES if staged else 0
 
 
@@ -101,7 +102,7 @@ class PartialSums:
         return found, every
 
     def _ready(self, chunk: ScatterChunk, ranks: NodeRanks, step: int, inputs: Sequence[int]) -> list[Ready]:
-        """Launches that sum the parts of the ranks of the node that is `step` nodes further on."""
+        """Launches that sum the parts of one node's ranks. That node comes `step` nodes after the own node."""
         common = self.options
         key = ("node_scatter", self.form, self.dtype.name, chunk, step, self.staged, common.blocks, common.alone)
         table = sources_inside(common.group, inputs)

@@ -123,6 +123,6 @@ def _sums_of(group: Group, rank: int, chunk: Chunk) -> int:
 
 
 def stages(group: Group, chunk: Chunk, before: Sequence[Ready], after: Sequence[Ready]) -> list[Stage]:
-    """The stages of a chunk on every local rank: kernels, the exchange, and the kernels behind it."""
+    """The stages of a chunk on every local rank: kernels, the exchange, and the kernels after it."""
     memory = [(_sums_of(group, rank.index, chunk), chunk.count(group.layout.place(rank.index))) for rank in group]
     return [Kernels(before), Sums(memory), Kernels(after)]

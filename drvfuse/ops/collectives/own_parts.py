@@ -59,8 +59,8 @@ def algorithms(op: str, group: Group, algo: str, received: int, sources: Sequenc
 def in_place(
     sources: Sequence[Operand], targets: Sequence[Operand], starts: Sequence[int]
 ) -> list[tuple[Operand, Operand]]:
-    """For `no_overlap`, the pairs of an input and an output in which the output is the rank's own rows of the input.
-    These rows begin `starts[i]` bytes after the beginning of `sources[i]`.
+    """The argument `in_place` of `no_overlap`: pairs of an input and an output that is the rank's own rows of this
+    input. These rows begin `starts[i]` bytes after the beginning of `sources[i]`.
 
     Raises ArgumentError for any other output that is not aligned to 16 bytes.
     """

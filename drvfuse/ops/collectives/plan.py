@@ -43,9 +43,9 @@ class Grid(NamedTuple):
 class Plan:
     """A collective's kernel, its grid, and the parameters that all ranks share.
 
-    `traced` are the most (phases, barriers) that a traced block records. A launch advances the epoch by `steps`.
-    `alone` is the grid while no other group is open on the devices, or None if it is the same grid. `tailor(parameters,
-    rank)` writes the parameters that differ by rank.
+    `traced` has the largest number of phases, and of barriers, that a traced block records. A launch advances the epoch
+    by `steps`. `alone` is the grid while no other group is open on the devices, or None if it is the same grid.
+    `tailor(parameters, rank)` writes the parameters that differ by rank.
     """
 
     kernel: CollectiveKernel | MoveKernel

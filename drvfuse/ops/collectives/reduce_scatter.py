@@ -61,10 +61,10 @@ def reduce_scatter(
     part does not begin or end at a multiple of 16 bytes, its ends are read and written element by element.
 
     `algo` is "push" (each rank sends the others' parts to them, and sums what it receives), "pull" (each rank loads its
-    part of the inputs of the others, behind a barrier), "naive" (copies between devices, which need peer access to the
-    inputs only in a graph capture) or "auto". `pdl_level`, `max_num_blocks`, `streams`, `trace` and errors
-    are as for `allreduce`. Over several nodes `algo` is used inside each node, and "naive" is refused; the partial sums
-    of the nodes are added in the order of the nodes, whatever the group's `node_order` is (docs/nodes.md).
+    part of the inputs of the others, after a barrier), "naive" (copies between devices, which need peer access to the
+    inputs only in a graph capture) or "auto". `pdl_level`, `max_num_blocks`, `streams`, `trace` and errors are as for
+    `allreduce`. Over several nodes `algo` is used inside each node, and "naive" is refused; the partial sums of the
+    nodes are added in the order of the nodes, whatever the group's `node_order` is (docs/nodes.md).
     `drvfuse.reference.reduce_scatter` is the same in numpy.
     """
     common = CallOptions.of("reduce_scatter", group, algo, ALGORITHMS, pdl_level, max_num_blocks, trace)

@@ -129,7 +129,7 @@ class ScatterCall:
         chunk: shares.ScatterChunk | None = None,
     ) -> list[Ready]:
         """Launches of all ranks; rank i sums what lies at the addresses `table[i]`. With `chunk`, in a group over
-        several nodes, they add the nodes' partial sums of that chunk instead."""
+        several nodes, the launches add the nodes' partial sums of that chunk instead."""
         text, more = ("", ()) if self.epilogue is None else (self.epilogue.text, self.epilogue.structures)
         columns = self.shape[-1]
         common = self.options

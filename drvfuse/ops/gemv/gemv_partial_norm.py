@@ -73,9 +73,9 @@ def gemv_partial_norm(
     `finish_counter` is an int32 or uint32 array of one element. It must be zero before its first use, and is zero after
     every launch; launches that share one must not run at the same time. By default each stream has one. If it is not
     zero when a launch begins, or if blocks wait longer than the setting `spin_timeout`, the next call on the stream
-    raises GridTimeout, as do `check_device` and `Graph.launch()`. If `n_normed` is 0, nothing waits and it is not used.
-    Each stream has words by which blocks exchange sums, so a captured call must not be replayed while another call runs
-    that was made on the stream of the capture.
+    raises GridTimeout, as do `check_device` and `Graph.launch()`. If `n_normed` is 0, nothing waits and the counter is
+    not used. Each stream has words by which blocks exchange sums, so a captured call must not be replayed while another
+    call runs that was made on the stream of the capture.
 
     With a `pdl_level` other than OFF, weight, gamma and weight_scales are read before the previous kernel has finished,
     so that kernel must not write them. The next kernel may start when a warp of every block has stored its last sums
