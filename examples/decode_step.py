@@ -11,8 +11,8 @@ launches:
 
 Each norm is one launch together with the all-reduce and the residual add before it, and gives FP8 rows with a scale,
 which the next product reads. The weights come from the file of safetensors that is named on the command line; without
-one the program writes a small random model. The same step in numpy rounds as the ops do (`drvfuse.reference`): the
-logits of emulated GPUs have its bits. Those of a GPU may differ, as the last bits of its `expf` are others.
+one the program writes a small random model. The same step in numpy rounds as the ops do (`drvfuse.reference`).
+Emulated GPUs give the bits of numpy's logits. A real GPU may give others, as its `expf` has other last bits.
 
     python examples/decode_step.py [MODEL]      # 2 GPUs; DRVFUSE_DRIVER=emu for emulated ones
 

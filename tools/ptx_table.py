@@ -3,9 +3,9 @@
 
     python -m tools.ptx_table > docs/ptx.md
 
-Each instruction of the PTX manual has examples below, which are translated: that decides what the page says. Registers
-of the examples: p q predicates, h i 16 bits, a to g 32 bits, k l m n 64 bits, w x 128 bits, r s t u fp32, v fp64;
-`sh` is 1 KiB of shared memory, `gl` of global memory, `f` a function, `loc` local memory.
+Each instruction of the PTX manual has examples below. Whether they can be translated decides what the page says.
+Registers of the examples: p q predicates, h i 16 bits, a to g 32 bits, k l m n 64 bits, w x 128 bits, r s t u fp32, v
+fp64; `sh` is 1 KiB of shared memory, `gl` of global memory, `f` a function, `loc` local memory.
 """
 
 from __future__ import annotations

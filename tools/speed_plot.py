@@ -25,7 +25,7 @@ Points = list[tuple[float, float]]
 
 
 def kib_of_shape(row: Row) -> float:
-    """KiB of a bfloat16 array of the row's shape, which is its first cell."""
+    """KiB of a bfloat16 array whose shape is the first cell of the row."""
     rows, columns = shape_of(next(iter(row.values())))
     return rows * columns * 2 / 1024
 

@@ -203,7 +203,7 @@ def attempt(call: Any) -> tuple[type[BaseException] | None, Any]:
 
 def main(mode: str, seed: int, rounds: int, log: str) -> int:
     faulthandler.enable()
-    os.chdir(os.path.dirname(log))  # some calls write files
+    os.chdir(os.path.dirname(log))  # some calls write files to the current folder
     draw = random.Random(seed)
     arguments = Arguments(draw, host_memory())
     calls = raised = failed = 0

@@ -26,7 +26,7 @@ extern "C" __global__ void odd(char* p) { *(unsigned*)(p + 1) = 1; }
 extern "C" __global__ void trapped(unsigned* p) { if (p) __trap(); }
 extern "C" __global__ void reads(const unsigned* p, unsigned* out) { *out = *p; }
 """
-# `meet` exchanges a value with the same kernel on another device; `all_arrive` waits until all threads have counted;
+# `meet` exchanges a value with the same kernel on another device; `all_arrive` waits until all threads have arrived;
 # `bounded` waits for a flag, up to a limit in nanoseconds.
 SPIN = """
 __device__ unsigned load(const unsigned* p) {

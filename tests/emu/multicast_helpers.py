@@ -62,7 +62,7 @@ def mapped(cuda: Any, handle: Any, nbytes: int, devices: int, flags: Any = READ_
 
 @dataclass
 class Shared:
-    """Memory of every device, each at an address of its own, and the address of all of it."""
+    """Memory of every device, each at an address of its own, and the multicast address of all of it."""
 
     handle: Any
     multicast: int
@@ -81,7 +81,7 @@ class Shared:
 
 
 def shared(cuda: Any, devices: int, nbytes: int = PIECE) -> Shared:
-    """A complete set-up over the first devices, whose contexts exist; that of device 0 is current."""
+    """Memory and a multicast object of the first `devices` devices. Makes the context of device 0 current."""
     for device in reversed(range(devices)):
         primary(cuda, device)
     handle = team(cuda, devices, nbytes)

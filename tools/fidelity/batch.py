@@ -18,7 +18,7 @@ from .forms import FAMILIES, Form, table
 HEAD = ".version 8.8\n.target sm_90a\n.address_size 64\n"
 BLOCK = 64
 ROOM = 48  # bytes of shared memory per thread, at %room
-PAIR = 0x40490FDBC0B504F3  # the bits of two fp32 numbers
+PAIR = 0x40490FDBC0B504F3  # a parameter of every kernel: the bits of two fp32 numbers
 KERNEL_FORMS = 40  # the most forms of a kernel, as compilers take long for large kernels
 
 TEMPORARIES = (

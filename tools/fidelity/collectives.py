@@ -162,7 +162,7 @@ def _coat(kind: str, columns: int, QB: int, rows_: int) -> Iterator[Case]:
 
     yield Case(name + " forward", forward)
     yield Case(name + " backward", backward)
-    if columns % 16 == 0:  # the others would need a further kernel, which takes long to compile
+    if columns % 16 == 0:  # other numbers of columns would need a further kernel, which takes long to compile
         yield Case(name.replace("rmsnorm", "division"), division)
 
 

@@ -102,7 +102,7 @@ def _arrivals() -> Iterator[Form]:
     def told(parity: int, into: str) -> str:
         return f"mbarrier.test_wait.parity.shared.b64 p, [%room+32], {parity}; selp.b32 {into}, 1, 0, p;"
 
-    count = "and.b32 t, x, 3; add.u32 t, t, 1;"  # 1 to 4 of 6 arrivals
+    count = "and.b32 t, x, 3; add.u32 t, t, 1;"  # 1 to 4 of the 6 expected arrivals
     for name, how in (
         ("mbarrier.arrive_drop.shared.b64", "l, [%room+32], t"),
         ("mbarrier.arrive_drop.release.cluster.shared::cluster.b64", "_, [%room+32], t"),

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of instructions of thread block clusters, run in clusters of one block. A form returns its operand, 0 or 1."""
+"""Forms of instructions of thread block clusters, run in clusters of one block.
+
+The result of a form is its operand, or 0, or 1.
+"""
 
 from __future__ import annotations
 

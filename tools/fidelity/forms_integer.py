@@ -53,7 +53,10 @@ def forms() -> Iterator[Form]:
 
 
 def _carries() -> Iterator[Form]:
-    """Pairs of instructions, of which the second uses the carry of the first; `x y` and `z w` are words, low first."""
+    """Pairs of instructions, of which the second uses the carry of the first.
+
+    In add and sub each operand has two words: x low and y high, z low and w high.
+    """
     for t in LONG:
         i = f"i{t[1:]}"
         low, high = ("t", "u") if i == "i32" else ("l", "m")

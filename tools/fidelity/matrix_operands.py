@@ -86,7 +86,7 @@ def _sparse(m: _Maker) -> Tile:
 
 
 def _cancel(m: _Maker, a: Words, b: Words) -> Words:
-    """Make the products cancel in pairs. Returns the order of k, in which the members of a pair are half of k apart."""
+    """Make the products cancel in pairs. Returns an order of the k in which the members of a pair are `half` apart."""
     half = m.shape.k // 2
     order = np.argsort(m.stream.words(m.shape.k), kind="stable")
     first, second = order[:half], order[half : 2 * half]
@@ -118,7 +118,7 @@ def _cancelling_c(m: _Maker) -> Tile:
     product = significand(a[:, k : k + 1], m.a) * significand(b[k : k + 1], m.b)
     bits = m.a.mantissa + m.b.mantissa
     carry = product >> np.uint64(bits + 1)
-    product = np.where(carry == 1, product, product << np.uint64(1))  # the leading bit of the product is bits + 1
+    product = np.where(carry == 1, product, product << np.uint64(1))  # the leading one is now bit number `bits + 1`
     shift = bits + 1 - m.c.mantissa
     product = product >> np.uint64(shift) if shift >= 0 else product << np.uint64(-shift)
     sign = (a[:, k : k + 1] >> np.uint64(m.a.width - 1)) ^ (b[k : k + 1] >> np.uint64(m.b.width - 1)) ^ np.uint64(1)

@@ -126,7 +126,7 @@ def _edges(kind: str) -> Words:
             positive.append(_number(f, value))
         for value in (61440, 65504, 65520, 65535, 65536, 32767, 32767.5, 32768, 65535.5, *(2.0**k for k in _POWERS)):
             positive += [_number(f, value) + k for k in (-1, 0, 1)]
-        # a number just below the least normal number of the narrow format
+        # numbers just below the least normal number of each narrower format
         for narrow in (FORMATS["f32"], FORMATS["f16"], FORMATS["bf16"]):
             if narrow.mantissa < f.mantissa - 3 and narrow.bias <= f.bias:
                 least = (1 - narrow.bias + f.bias) << f.mantissa
@@ -147,7 +147,7 @@ def _edges(kind: str) -> Words:
         values = [0, 1, 2, 3, 5, 7, 10, 100, 0x5A, 0xA5, (1 << n) // 3]
         for k in range(1, n + 1):
             values += [1 << k, (1 << k) - 1, (1 << k) + 1, -(1 << k), -(1 << k) - 1, 1 - (1 << k)]
-        if kind == "i8":  # the bits above the byte must not matter
+        if kind == "i8":  # with and without bits above the byte, which must not matter
             values = [v & 0xFF | (k * 0x9E3779) << 8 for k, v in enumerate(values)] + [v & 0xFF for v in values]
     return _unique(values, bits)
 

@@ -15,7 +15,7 @@ Compare = Callable[[np.ndarray, np.ndarray, tuple[Words, ...], str], np.ndarray]
 
 @dataclass(frozen=True)
 class Rule:
-    """`wrong(emulated, gpu, operands, result kind)` marks rows outside the bound. If it is None, every bit counts."""
+    """`wrong(emulated, gpu, operands, result kind)` marks rows outside the bound; `wrong` None: every bit counts."""
 
     bound: str
     reason: str
@@ -79,7 +79,7 @@ def relative(bound: float) -> Compare:
 
 
 def absolute(bound: float, limit: float = np.inf) -> Compare:
-    """`limit`: no bound is stated for greater operands."""
+    """A comparison with an absolute bound, for operands up to `limit`; no bound is stated for greater ones."""
     return _bounded(lambda e, x, k: np.where(np.abs(x) <= limit, bound + 0.5 * _unit(e, k), np.inf))
 
 

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structures and numbers shared by Python and C++ have the same values for both. A kernel computes the values of
-C++.
-"""
+"""The structures and numbers that Python and C++ share are the same in both; a kernel computes those of C++."""
 
 from __future__ import annotations
 
@@ -81,7 +79,7 @@ def test_elements_of_arrays_have_offsets() -> None:
 
 
 def test_the_runtime_is_compiled_with_the_header_and_has_no_layout_of_its_own() -> None:
-    """No structure of the table is defined a second time by hand."""
+    """No file of the runtime defines a structure of `layout.DECLARATIONS` a second time, by hand."""
     for path in loader._HERE.glob("*.cu*"):
         for name in layout.DECLARATIONS:
             assert f"struct {name} {{" not in path.read_text(), f"{path.name} defines {name}"

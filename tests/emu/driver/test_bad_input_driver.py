@@ -48,7 +48,7 @@ def launch(cuda: Any, f: Any, *pointers: Any, stream: Any = 0) -> Any:
 
 
 def runnable(source: str = SOURCE) -> str:
-    """SOURCE without the kernel that cannot be loaded."""
+    """`source` without the kernel `odd`, which cannot be loaded."""
     return source[: source.index('extern "C" __global__ void odd')]
 
 

@@ -48,7 +48,7 @@ def _read(cuda: Any, pointer: Any, *shape: int) -> np.ndarray:
 
 
 def _end(p: Any, end: str, kind: Any, address: int, at: tuple[int, int, int], pitch: int, height: int) -> None:
-    """The source or the target of a copy: x, y and z of its first byte, bytes of a row and rows of a layer."""
+    """Set the source or the target (`end`) of a copy: x, y and z of its first byte, bytes of a row, rows of a layer."""
     fields = dict(zip(("XInBytes", "Y", "Z"), at, strict=True)) | {"MemoryType": kind, "Pitch": pitch, "Height": height}
     fields["Host" if kind == HOST else "Device"] = int(address)
     for name, value in fields.items():
@@ -64,7 +64,7 @@ def _copy(kind: type, source: tuple[Any, ...], target: tuple[Any, ...], shape: t
 
 
 def _cut(a: np.ndarray, at: tuple[int, int, int], shape: tuple[int, int, int]) -> np.ndarray:
-    """A view of a box of bytes: its first byte and its extents in x, y and z."""
+    """A view of the box of bytes that begins at `at` and has the extents `shape`, both in the order x, y, z."""
     (x, y, z), (width, height, depth) = at, shape
     return a[z : z + depth, y : y + height, x : x + width]
 

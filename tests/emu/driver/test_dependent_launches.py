@@ -60,14 +60,14 @@ def test_a_dependent_launch_waits_for_the_whole_primary(seed: int) -> None:
 
 
 def test_odd_seeds_start_dependents_early_and_even_ones_late() -> None:
-    """A primary kernel must not wait for its dependent, as nothing guarantees that they overlap."""
+    """The gated primary waits for its dependent. No program may do so, as nothing guarantees that the two overlap."""
     assert _chain(1, gated=True) == (R.CUDA_SUCCESS, [10, 20, 11, 21, 30])
     assert _chain(0, gated=True)[0] == R.CUDA_ERROR_LAUNCH_TIMEOUT
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_work_after_a_dependent_launch_waits_for_the_primary_too(seed: int) -> None:
-    """The dependent launch does not wait for its primary itself and ends long before it."""
+    """The dependent launch itself does not wait for its primary, and ends long before the primary."""
     with Machine(devices=1, seed=seed) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))

@@ -16,8 +16,8 @@ LEAST = 900
 @pytest.mark.parametrize(("mode", "rounds"), [("here", 10), ("served", 4)])
 def test_every_function_survives_every_argument(mode: str, rounds: int, tmp_path: Path) -> None:
     """Arguments are null, negative, huge or wrong-typed numbers, freed handles, handles of another kind, unmapped
-    addresses, and structures with random contents. A call returns a CUresult, or raises what reading its arguments
-    raises; it never crashes.
+    addresses, and structures with random contents. A call returns a CUresult, or raises the error of an argument that
+    cannot be read; it never crashes.
     """
     log = tmp_path / "calls"
     command = [sys.executable, str(SCRIPT), mode, "16", str(rounds), str(log)]

@@ -169,7 +169,9 @@ def test_host_memory_freed_before_a_queued_copy_is_reported(
 
 
 def test_huge_ranges_are_checked_without_touching_their_pages(machine: Machine, cuda: Any, pointer: Any) -> None:
-    """A mostly unallocated range of the window cannot be registered, and a range of the program can."""
+    """A range of the machine's addresses that is mostly unallocated cannot be registered; mapped pages of the program
+    can.
+    """
     for address in (int(pointer), int(pointer) + (1 << 30)):
         assert code(cuda.cuMemHostRegister(address, 1 << 36, 0)) != R.CUDA_SUCCESS
     assert code(cuda.cuMemHostRegister(int(pointer) + (1 << 30), 4096, 0)) == INVALID

@@ -216,7 +216,7 @@ def test_launch_attributes_are_understood_or_refused(cuda: Any) -> None:
     config = launch_config(1, 32, stream, unknown)
     try:
         refused = code(cuda.cuLaunchKernelEx(config, f, params, 0)) == R.CUDA_ERROR_INVALID_VALUE
-    except ValueError:  # the bindings themselves have no such member
+    except ValueError:  # the bindings cannot read an attribute with an unknown id
         refused = True
     assert refused
     ok(cuda.cuStreamSynchronize(stream))

@@ -199,7 +199,7 @@ def test_if_all_threads_wait_each_of_them_reports_a_deadlock(cuda: Any, machine:
     thread = threading.Thread(target=lambda: results.append(CALLS["cuMemMap"](cuda, handle, memory, at)))
     thread.start()
     results.append(CALLS["cuMulticastBindMem"](cuda, handle, memory, at))
-    with machine.threads.waiting():  # as a thread that is inside the driver and makes no calls
+    with machine.threads.waiting():  # this thread counts as one that waits inside the driver
         thread.join()
     assert {code(r) for r in results} == {R.CUDA_ERROR_TIMEOUT}
     assert {r.kind for r in machine.reports} == {"deadlock"}

@@ -67,7 +67,7 @@ def test_a_cooperative_launch_starts_when_all_of_its_blocks_have_room() -> None:
 
 
 def test_concurrent_kernels_share_the_multiprocessors() -> None:
-    """Two grids of the same size, of which only one is resident at a time, cannot meet; with more room they can."""
+    """Two grids of which only one fits on the device at a time cannot wait for each other; if both fit, they can."""
     for sm_count, expected in ((2, R.CUDA_ERROR_LAUNCH_TIMEOUT), (4, R.CUDA_SUCCESS)):
         with Machine(devices=1, sm_count=sm_count) as machine:
             cuda = machine.driver

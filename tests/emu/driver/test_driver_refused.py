@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every function of cuda.bindings.driver is emulated, or refused by a closed list."""
+"""Every function of cuda.bindings.driver is emulated, or is on the list of refused functions."""
 
 from __future__ import annotations
 

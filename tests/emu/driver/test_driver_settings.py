@@ -99,7 +99,7 @@ def test_a_notification_is_registered_for_one_device(cuda: Any) -> None:
 
 
 def test_an_event_of_a_context_covers_all_of_its_work(cuda: Any, context: Any) -> None:
-    """The second stream's fill waits for that of the first, which is queued before the event."""
+    """The fill of stream `second` waits for the event, and so for the earlier fill of stream `first`."""
     pointer, event, order = ok(cuda.cuMemAlloc(64)), ok(cuda.cuEventCreate(2)), []
     function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(order.append)
     called = T.CUhostFn(ctypes.cast(function, ctypes.c_void_p).value)

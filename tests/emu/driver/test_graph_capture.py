@@ -22,7 +22,7 @@ def test_a_capture_can_add_nodes_to_an_existing_graph(cuda: Any) -> None:
     ok(cuda.cuStreamBeginCaptureToGraph(g.stream, g.graph, [first], None, 1, MODE))
     again = ok(cuda.cuStreamCreate(1))
     refused = cuda.cuStreamBeginCaptureToGraph(again, g.graph, None, None, 0, MODE)
-    assert code(refused) == R.CUDA_ERROR_INVALID_VALUE  # the stream captures into this graph
+    assert code(refused) == R.CUDA_ERROR_INVALID_VALUE  # `g.stream` already captures into this graph
     g.queue(g.scale, 10)
     g.queue(g.add, 3)
     assert int(ok(cuda.cuStreamEndCapture(g.stream))) == int(g.graph)
@@ -62,7 +62,7 @@ def test_a_graph_that_is_launched_in_a_capture_becomes_a_child_graph(cuda: Any) 
     captured = ok(cuda.cuStreamEndCapture(g.stream))
     kinds = [ok(cuda.cuGraphNodeGetType(T.CUgraphNode(n))) for n in g.nodes(captured)]
     assert kinds == [N.CU_GRAPH_NODE_TYPE_KERNEL, N.CU_GRAPH_NODE_TYPE_GRAPH, N.CU_GRAPH_NODE_TYPE_KERNEL]
-    ok(cuda.cuGraphExecKernelNodeSetParams(executable, node, g.kernel(g.add, 50)))  # too late for the capture
+    ok(cuda.cuGraphExecKernelNodeSetParams(executable, node, g.kernel(g.add, 50)))  # does not change the capture
     g.run(g.instantiate(captured))
     assert g.read() == (1 + 10 + 1) * 3 + 100
 

@@ -36,7 +36,7 @@ def _alloc(g: Graphs, nbytes: int = BYTES, *after: Any) -> tuple[Any, int]:
 
 
 def _use(g: Graphs, address: int, *after: Any) -> Any:
-    """Add three nodes: fill the memory, add to it, and copy it to the words of the test."""
+    """Add three nodes: fill the memory, add to it, and copy it to `g.words`. Returns the last node."""
     cuda, graph = g.cuda, g.graph
     filled = ok(cuda.cuGraphAddMemsetNode(graph, list(after), len(after), fill(address, 7, WORDS), g.context))
     added = g.launch(g.add, 1, filled, words=address)

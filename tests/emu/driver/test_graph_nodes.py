@@ -147,7 +147,7 @@ def test_a_node_can_copy_layers_of_rows(cuda: Any, rng: np.random.Generator) -> 
     back = ok(cuda.cuGraphMemcpyNodeGetParams(node))
     for name in ("srcXInBytes", "srcY", "srcZ", "srcPitch", "srcHeight", "dstZ", "dstPitch", "Depth"):
         assert getattr(back, name) == getattr(p, name)
-    p.srcHeight = 4  # less than 2 + 3
+    p.srcHeight = 4  # less than srcY + Height
     assert code(cuda.cuGraphMemcpyNodeSetParams(node, p)) == R.CUDA_ERROR_INVALID_VALUE
 
 
@@ -205,7 +205,7 @@ def test_event_nodes_order_a_graph_and_streams(cuda: Any) -> None:
     g.queue(g.add, 1, other)
     ok(cuda.cuEventRecord(before, other))
     ok(cuda.cuGraphLaunch(g.instantiate(), g.stream))
-    ok(cuda.cuStreamWaitEvent(other, after, 0))  # recorded by the call that launched the graph
+    ok(cuda.cuStreamWaitEvent(other, after, 0))  # `after` is recorded by the call that launched the graph
     g.queue(g.add, 1, other)
     ok(cuda.cuStreamSynchronize(other))
     assert g.read() == (1 + 1) * 10 + 1
@@ -222,7 +222,7 @@ def _operation(kind: str, address: Any, value: int) -> Any:
     member = p.waitValue if kind == "WAIT" else p.writeValue
     member.address, member.value = address, T.cuuint32_t(value)
     if kind == "WAIT":
-        member.flags = 1  # 3 is not a condition such as EQ
+        member.flags = 1  # wait until the values are equal (EQ)
     return p
 
 
@@ -255,7 +255,7 @@ def test_memory_operation_nodes_wait_and_write(cuda: Any) -> None:
 
 
 def test_every_kind_of_node_can_be_added_by_one_structure(cuda: Any) -> None:
-    """The calls of the test test_graph_poly of cuda-python, and the kinds of nodes that it lacks."""
+    """The calls of test_graph_poly, a test of cuda-python, and the kinds of nodes that are missing there."""
     g = Graphs(cuda, start=2)
     result = np.zeros(WORDS, np.uint32)
     set_ = T.CUgraphNodeParams()

@@ -25,8 +25,9 @@ def _edge(from_port: int = 0, to_port: int = 0, kind: int = 0) -> Any:
 
 
 def _random_dag(g: Graphs, rng: np.random.Generator, count: int) -> tuple[list[Any], list[tuple[int, int]], list[int]]:
-    """A random acyclic graph, whose nodes are added in another order than they must run in: its edges and that
-    order.
+    """Add a random acyclic graph, in which nodes must run in another order than that in which they are added.
+
+    Returns the nodes, the edges, and the order in which the nodes must run.
     """
     order = [int(i) for i in rng.permutation(count)]
     nodes = [g.launch(g.add if i % 3 else g.scale, 2 * i + 1) for i in range(count)]
@@ -58,7 +59,7 @@ def test_only_edges_decide_the_order_of_nodes(cuda: Any, rng: np.random.Generato
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_node_runs_once_and_after_the_nodes_that_it_depends_on(seed: int) -> None:
-    """Host functions in a random graph, in which each third node is a child graph of two."""
+    """The nodes of a random graph are host functions; each third node is a child graph of two of them."""
     rng, seen, calls, keep = np.random.default_rng(seed), list[int](), 0, list[Any]()
     with Machine(devices=1, seed=seed) as machine:
         cuda = machine.driver
@@ -158,7 +159,7 @@ def test_destroying_a_node_removes_its_edges(cuda: Any) -> None:
     assert code(cuda.cuGraphNodeGetType(b)) == R.CUDA_ERROR_INVALID_VALUE
     g.run()
     assert g.read() == 101
-    g.run(executable)  # the clone is unchanged
+    g.run(executable)  # the executable still has node b
     assert g.read() == 212
 
 
@@ -194,7 +195,7 @@ def test_a_child_graph_is_a_copy_owned_by_its_node(cuda: Any) -> None:
     second = ok(cuda.cuGraphAddChildGraphNode(g.graph, [last], 1, embedded))
     g.run()
     assert g.read() == ((1 + 1) * 3 + 100 + 1) * 3
-    ok(cuda.cuGraphAddEmptyNode(embedded, None, 0))  # changes of the child graph are changes of the node
+    ok(cuda.cuGraphAddEmptyNode(embedded, None, 0))  # changes the child graph of `first` alone
     assert len(g.nodes(ok(cuda.cuGraphChildGraphNodeGetGraph(first)))) == 3
     assert len(g.nodes(ok(cuda.cuGraphChildGraphNodeGetGraph(second)))) == 2
     assert code(cuda.cuGraphChildGraphNodeGetGraph(last)) == R.CUDA_ERROR_INVALID_VALUE
@@ -233,7 +234,7 @@ def test_user_objects_live_as_long_as_graphs_and_executables_that_refer_to_them(
     destroy = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda pointer: gone.append(int(pointer or 0)))
     address = ctypes.cast(destroy, ctypes.c_void_p).value
     item = ok(cuda.cuUserObjectCreate(7, T.CUhostFn(address), 1, 1))
-    ok(cuda.cuGraphRetainUserObject(g.graph, item, 1, 1))  # the caller's reference
+    ok(cuda.cuGraphRetainUserObject(g.graph, item, 1, 1))  # moves the caller's reference
     clone = ok(cuda.cuGraphClone(g.graph))
     parent = ok(cuda.cuGraphCreate(0))
     node = ok(cuda.cuGraphAddChildGraphNode(parent, None, 0, clone))

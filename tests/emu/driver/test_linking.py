@@ -218,7 +218,7 @@ CUBIN = (2, 90, 0, b"\x7fELF" + bytes(60), b"")
 
 
 def test_the_best_matching_ptx_of_a_fat_binary_is_loaded(cuda: Any) -> None:
-    """The machine is sm_90a."""
+    """The device of the machine is an sm_90a."""
 
     def image(number: int, value: int, suffix: str = "") -> tuple[int, int, int, bytes, bytes]:
         text = _kernel(value, f"sm_{number}{suffix}")

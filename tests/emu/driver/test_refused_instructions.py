@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions of the closed list: refused by name, and only for the kernels that use them."""
+"""Instructions that are not emulated are refused by name, and only for the kernels that use them."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from drvfuse.emu import Machine
 GEQ, EQ, AND, NOR, FLUSH = 0, 1, 2, 3, 1 << 30
 OP = types.CUstreamBatchMemOpType
 
-# `signal` stores data and then its flag, by a release or by a plain store; `use` adds one to data.
+# `signal` stores data and then a flag, by a release or by a plain store; `use` adds one to data.
 PTX = b"""
 .version 7.0
 .target sm_80
@@ -303,7 +303,7 @@ def test_writes_release_and_waits_acquire(race: str, seed: int) -> None:
 
 
 def test_a_write_without_its_memory_barrier_orders_nothing() -> None:
-    for flags, kinds in ((0, []), (1, ["race"] * 2)):  # flag 1: the load and the store of the kernel race
+    for flags, kinds in ((0, []), (1, ["race"] * 2)):  # flags 1: no barrier, so load and store of the kernel race
         with _racing("hardware") as machine:
             cuda = machine.driver
             words, (first, second), launch = _words(cuda), _two_streams(cuda), _kernels(cuda)

@@ -36,7 +36,7 @@ def launch(cuda: Any, f: Any, blocks: int, threads: int, values: tuple[Any, ...]
 
 @pytest.fixture
 def counted(machine: Machine, cuda: Any) -> Machine:
-    """Three blocks of `gather` over 150 elements, twice, with one operand on device 1; then `bump`."""
+    """A machine that has run `gather` twice, in three blocks on 150 elements, one operand on device 1; then `bump`."""
     n = 150
     peer = primary(cuda, 1)
     far = ok(cuda.cuMemAlloc(4 * n))

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An all-reduce of two stages by multicast: right in many schedules, and each planted mistake is found in every one."""
+"""An all-reduce of two stages by multicast: right in many schedules. Each planted mistake is found in every schedule
+that is tried with it.
+"""
 
 from __future__ import annotations
 

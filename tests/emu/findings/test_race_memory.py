@@ -70,8 +70,8 @@ def test_memory_of_the_detector_does_not_grow_with_ordered_launches(
 
 @pytest.mark.parametrize(("kernel", "most"), [("histogram", 8), ("columns", 640)])
 def test_memory_of_the_detector_does_not_grow_with_the_accesses_of_a_thread(kernel: str, most: int) -> None:
-    """`most` is a bound in KiB. The detector keeps one entry of 32 bytes for 16 bytes that a warp reads, and two for
-    16 bytes with atomics.
+    """`most` is a bound in KiB. For each 16 bytes the detector keeps one entry of 32 bytes if a warp reads them,
+    and two entries if atomics access them.
     """
     with Machine(devices=1, race=True) as machine:
         cuda = machine.driver

@@ -52,7 +52,7 @@ def flags(window: Window) -> int:
 
 
 def body(text: str) -> list[list[str]]:
-    """Cells of the rows below the rule, without the legend."""
+    """The cells of each row below the line of dashes, without the legend."""
     lines = text.splitlines()
     rule = next(i for i, line in enumerate(lines) if set(line) == set("-+"))
     return [[cell.strip() for cell in line.split("|")] for line in lines[rule + 1 :] if "|" in line]

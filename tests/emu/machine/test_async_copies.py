@@ -83,7 +83,7 @@ def test_a_cache_policy_changes_nothing(rig: Rig, rng: np.random.Generator) -> N
 
 @pytest.mark.parametrize(("size", "count"), [(s, n) for s in (4, 8, 16) for n in range(s + 1)])
 def test_bytes_beyond_the_source_size_are_zero(rig: Rig, rng: np.random.Generator, size: int, count: int) -> None:
-    """Bytes beyond the source size are not read: they lie outside of the allocation."""
+    """Bytes beyond the source size lie outside of the allocation; reading them would be a fault."""
     source = data(rng, 16 + count)
     copy = f"""asm volatile("cp.async.ca.shared.global [%0], [%1], {size}, %2;" :: "r"(at(s)), "l"(in + 16), "r"(n));
     WAIT_ALL"""
@@ -122,7 +122,7 @@ def test_a_prefetch_changes_nothing_wherever_it_points(rig: Rig, rng: np.random.
 # Groups --------------------------------------------------------------------------------------------------------------
 
 LAST = 8 * 16
-GROUPS = {  # the copies, of 0 to 5, that are complete after the wait
+GROUPS = {  # the number of copies, from COPY(0) on, that are complete after the wait
     "COPY(0) COMMIT COPY(1) COMMIT COPY(2) COMMIT WAIT(1)": 2,
     "COPY(0) COMMIT COPY(1) COMMIT COPY(2) COMMIT WAIT(0)": 3,
     "COPY(0) COMMIT COPY(1) COMMIT COPY(2) COMMIT WAIT(3)": 0,

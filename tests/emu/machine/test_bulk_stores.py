@@ -63,7 +63,7 @@ def test_a_copy_moves_its_bytes_and_no_others(rig: Rig, rng: np.random.Generator
     assert np.array_equal(copied(rig, program, source)[0], want)
 
 
-GROUPS = {  # the copies, of 0 to 2, that are complete after the last wait
+GROUPS = {  # the number of copies, from COPY(0) on, that are complete after the last wait
     "COPY(0) COMMIT COPY(1) COMMIT COPY(2) COMMIT WAIT(1)": 2,
     "COPY(0) COMMIT COPY(1) COMMIT COPY(2) COMMIT WAIT(0)": 3,
     "COPY(0) COMMIT COPY(1) COMMIT COPY(2) COMMIT WAIT(3)": 0,

@@ -30,7 +30,7 @@ def rig0() -> Iterator[Rig]:
 
 
 def output_of(rig: Rig, body: str, words: int, grid: int = 4, size: int = 4, block: int = 32) -> list[int]:
-    """The contents of `out` after a kernel with clusters of `size` blocks; `b` is the rank of a block."""
+    """The contents of `out` after a kernel with clusters of `size` blocks; `r` is a block's rank in its cluster."""
     source = f"{TOP}\nKERNEL k(u32* out) {{ u32 b = blockIdx.x, t = threadIdx.x, r = rank_();\n{body}\n}}"
     out = rig.array(np.full(words, 77, np.uint32))
     rig.run(source, out, grid=grid, block=block, cluster=(size, 1, 1))
@@ -190,7 +190,7 @@ def test_shared_memory_of_a_block_that_has_not_begun_or_has_exited_is_a_fault(ri
     shared = "__shared__ alignas(16) u32 s[8];\n"
     fault = fault_of(rig0, f"{shared} if (r == 0 && !t) {access}  // fault")
     assert fault.kind == "cluster_absent"
-    if "ARRIVE" not in access and "red" not in access:  # these seeds let other blocks run first
+    if "ARRIVE" not in access and "red" not in access:  # with ARRIVE or red, other blocks run first
         assert "block 1, which has not started (CTA not present)" in fault.message
     late = f"{shared} s[t % 8] = 0; C_SYNC if (r == 0 && !t) {{ for (u32 i = 0; i < 20; i++) __nanosleep(1000);\n"
     fault = fault_of(rig0, f"{late} {access} }}  // fault")

@@ -14,7 +14,7 @@ from drvfuse.emu import Machine
 from drvfuse.emu.findings.faults import Fault
 
 HEAD = ".version 8.8\n.target sm_90a\n.address_size 64\n"
-# `row` is the address of a lane's 16 bytes in 512 bytes of shared memory. A test that needs their contents adds FILL.
+# `row` is the address of a lane's 16 bytes in 512 bytes of shared memory. A test that reads these bytes adds FILL.
 ENTRY = """.visible .entry k(.param .u64 out) {
 .reg .b64 %to; .reg .b32 %lane, %row, %base, %r<8>; .reg .pred %p; .shared .align 16 .b8 rows[512];
 ld.param.u64 %to, [out]; mov.u32 %lane, %laneid; mad.wide.u32 %to, %lane, 16, %to;
@@ -38,7 +38,7 @@ def fault_of(rig: Rig, body: str, kind: str, block: int = 32) -> Fault:
 
 
 # All of it together -------------------------------------------------------------------------------------------------
-# One warp: C = A * B of 16x16 by 16x8 fp16 numbers, in steps of 16, the result stored by stmatrix.
+# One warp computes C = A * B in fp16, in steps of a 16x16 tile of A and a 16x8 tile of B, and stores C by stmatrix.
 GEMM = """
 __device__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 KERNEL k(const uint4* a, const uint4* b, uint4* c, int steps) {

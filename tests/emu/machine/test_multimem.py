@@ -47,7 +47,7 @@ COMBINE = {
 
 
 def _kernel(verb: str, form: str, vector: int, register: str, memory: str, multicast: str) -> str:
-    """Each thread load-reduces an element or a vector into `memory`, or stores or reduces from there."""
+    """A kernel: each thread load-reduces an element or a vector into `memory`, or stores or reduces one from there."""
     names = [f"x{i}" for i in range(vector)]
     nbytes = int(register[1:]) // 8
     value = f"{{{', '.join(names)}}}" if vector > 1 else names[0]
@@ -95,8 +95,8 @@ def _values(rng: np.random.Generator, element: str, how: str) -> Any:
 
 
 def _expected(parts: list[Any], how: str, precision: Any) -> Any:
-    """The members combined in order in one precision, with a rounding at each step, and rounded to the result's
-    type."""
+    """The values of the members, combined in order in one precision with a rounding at each step, and rounded to the
+    type of the result."""
     dtype = parts[0].dtype
     with np.errstate(over="ignore"):
         total = parts[0].astype(precision)

@@ -167,7 +167,7 @@ def test_processes_share_a_device(pair: tuple[Process, Process], rng: np.random.
 @pytest.mark.parametrize("kind", ["cuMemAlloc", "cuMemAllocAsync", "cuMemHostAlloc", "cuMemMap"])
 @pytest.mark.parametrize("later", [False, True])
 def test_a_kernel_faults_at_an_address_of_another_process(machine: Machine, kind: str, later: bool) -> None:
-    """This also holds for memory that was allocated before the process was made."""
+    """The owner allocates the memory before or (`later`) after the process of the kernel is made."""
 
     def allocate() -> int:
         if kind == "cuMemAllocAsync":

@@ -37,7 +37,7 @@ def entries(where: Path) -> list[Path]:
 
 @pytest.fixture(autouse=True)
 def load_runtime() -> None:
-    """The first load of a process also loads the runtime, which would be one more entry of the test's cache."""
+    """Load the runtime first: the first load of a process would add it to the test's cache, as one more entry."""
     loader.runtime()
 
 
@@ -139,8 +139,8 @@ def test_an_unknown_opcode_is_refused_at_load_with_its_line():
 
 
 def test_threads_that_start_at_once_load_one_runtime():
-    """The threads start in a process of its own, as a process loads the runtime once. With two runtimes the later one
-    would win.
+    """The threads start in a new process, as a process loads the runtime once. With two runtimes the later one would
+    win.
     """
     program = """
 import threading, time

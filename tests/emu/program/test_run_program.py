@@ -49,7 +49,7 @@ def put(threads, words=4):
 
 @pytest.fixture
 def run(tmp_path):
-    """`run(text, *options, arguments=(), **environment)`: the program of that text under `drvfuse emu run`."""
+    """`run(text, *options, arguments=(), **environment)` runs the program `text` under `drvfuse emu run`."""
     (tmp_path / "kernels.py").write_text(PROGRAM)
 
     def start(text, *options, arguments=(), **environment):

@@ -69,7 +69,7 @@ def test_while_switched_nvrtc_returns_ptx_in_place_of_a_cubin(machine):
 
 @pytest.mark.parametrize("real", [True, False])
 def test_both_nvrtc_modules_return_ptx_while_switched(real):
-    """The newest bindings have this module; a stand-in provides its functions."""
+    """Only the newest bindings have `cuda.bindings._v2.nvrtc`; a stand-in provides its functions."""
     module, options = ModuleType("cuda.bindings._v2.nvrtc"), []
     module.compile_program = lambda prog, given=None: options.append(given)
     module.get_cubin_size, module.get_cubin = lambda prog: 9 if real else 0, lambda prog: b"cubin" if real else b""

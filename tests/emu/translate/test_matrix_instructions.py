@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The translation of matrix instructions: refused forms are named, and only modules with one need the library."""
+"""The translation of matrix instructions: refused forms are named, and only modules that have
+such instructions need the library.
+"""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_a_strong_load_yields_before_it_reads():
     assert t.resume() == abi.Status.YIELD
     assert t.header.op_addr == a.ctypes.data + 4 and t.header.op_size == 4
     assert p.code.kernels["k"].sites[t.header.site].opcode == "ld.acquire.sys.global.u32"
-    a[1] = 9  # the access comes after the resume
+    a[1] = 9  # the load happens only after the next resume
     assert t.resume() == abi.Status.EXIT
     assert out[0] == 9 and t.header.op_seen == 9
 

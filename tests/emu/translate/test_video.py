@@ -40,7 +40,7 @@ def field(selector: str) -> tuple[int, int]:
 
 
 def part(x: np.ndarray, kind: str, selector: str) -> np.ndarray:
-    """The number that a selector takes from a register, as a Python integer."""
+    """The numbers that a selector takes from registers with the bits `x`, as Python integers."""
     bits, at = field(selector)
     values = [int(v) >> at & (1 << bits) - 1 for v in x]
     return np.array([v - (1 << bits) if kind == "s32" and v >> bits - 1 else v for v in values], object)

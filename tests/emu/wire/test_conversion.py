@@ -139,10 +139,10 @@ def cases(made: Coder, at: int, values: tuple[Any, ...]) -> Iterator[tuple[Any, 
 
 
 def compare(made: Coder, at: int, values: tuple[Any, ...]) -> int:
-    """Check that the bindings and drvfuse accept the same values and raise the same errors. Return how many were tried.
+    """Check that the bindings and drvfuse accept the same values and raise the same errors.
 
-    The texts of errors are not compared, and for some kinds of arguments their types are not either, as releases of the
-    bindings differ.
+    Returns the number of values. The texts of errors are not compared, and for some kinds of arguments their types are
+    not either, as releases of the bindings differ.
     """
     function, item = getattr(real, made.signature.name), made.inputs[at]
     wordless = isinstance(item.scalar, Enumeration) or isinstance(item, WORDLESS)
@@ -156,7 +156,7 @@ def compare(made: Coder, at: int, values: tuple[Any, ...]) -> int:
     return count
 
 
-REFUSED = {"cuMulticastCreate"}  # by the test suite, which calls it on no CUDA driver (tests/multicast_refusal.py)
+REFUSED = {"cuMulticastCreate"}  # the test suite refuses to call it on a CUDA driver (tests/multicast_refusal.py)
 KNOWN = sorted(name for name in SIGNATURES if hasattr(real, name) and name not in REFUSED)
 
 

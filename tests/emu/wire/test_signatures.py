@@ -85,7 +85,7 @@ _NUMBERS = (ctypes.c_uint8, ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64, c
 
 
 def _same_places(value: Any, place: Any) -> int:
-    """The number of fields of a structure of the bindings that were found at the offsets in the table."""
+    """Check that the fields of a structure of the bindings have the offsets of the table. Returns their number."""
     checked = 0
     for field, kind in place._fields_:
         if isinstance(kind, type) and issubclass(kind, ctypes.Structure):

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A declarative harness for litmus tests of the race detector.
 
-A litmus case is a kernel body in CUDA C++, where its threads run (`Drive`), and which accesses race by the PTX memory
-consistency model and the CUDA rules for streams, in either profile of the detector. The line of an access
-ends with a mark such as `// @w`. A race is a pair of marks, "w~r"; several races are pairs separated by spaces. The
-accesses of a queued copy or fill have the mark "host".
+A litmus case has three parts: the body of a kernel in CUDA C++; the place where the kernel's threads run (`Drive`); and
+for each profile of the detector the pairs of accesses that race, by the PTX memory consistency model and the CUDA rules
+for streams. The line of an access ends with a mark such as `// @w`. A race is a pair of marks, "w~r"; several races are
+pairs separated by spaces. The accesses of a queued copy or fill have the mark "host".
 
-`P(0) { ... }` is the code of role 0, which one thread executes; `together(...)`, or a place made with it, says which
-thread. Bodies without roles use blockIdx and threadIdx. `LATE(i)` sleeps in runs in which role i is late, so that each
-of two accesses comes first in some run. A race has to be reported in both orders, unless a case says otherwise.
+`P(0) { ... }` is the code of role 0, which one thread executes; `together(...)` and `place(...)` choose the thread of
+each role. Bodies without roles use blockIdx and threadIdx. `LATE(i)` sleeps in runs in which role i is late, so that
+each of two accesses comes first in some run. A race has to be reported in both orders, unless a case says otherwise.
 
-Every case runs once for each seed, on a new machine. It fails if a required report is missing, if there is any other
-report (except those that `exited` allows), or if a launch fails.
+Every case runs once for each of its seeds, on a new machine each time. The case fails if a required report is missing,
+if there is any other report (except those that `exited` allows), or if a launch fails.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Case:
     detail  a further condition for each reported race
     late    the late roles, of which each seed takes the next; None: first no role, then each role
     values  the kernel's parameters at.a and at.b
-    exited  lanes exit before a barrier of their warp, which the strict profile reports too
+    exited  lanes exit before a barrier of their warp, and the strict profile must also report that
     """
 
     name: str
@@ -189,7 +189,10 @@ class Suite:
 
     @functools.cached_property
     def _modules(self) -> dict[tuple[str, str], Kernel]:
-        """Modules of up to PER_MODULE kernels: loading one kernel takes as long as loading its whole module."""
+        """The kernel of each (top, body).
+
+        A module holds at most PER_MODULE kernels, because running one case loads its whole module.
+        """
         kernels = {}
         keys = sorted(self._kernels, key=lambda key: key[0])
         for top in dict.fromkeys(top for top, _ in keys):
@@ -233,7 +236,7 @@ def _mentioned(case: Case) -> frozenset[Pair]:
 
 
 def judge(case: Case, profile: str, reports: Sequence[Any], marks: dict[int, str]) -> list[str]:
-    """How the reports of one run differ from the verdict; empty if they agree."""
+    """Lines that say how the reports of one run differ from those that the case expects; none if they agree."""
     others = [report for report in reports if report.kind != "race"]
     left = case.exited and profile == "strict"
     wrong = [f"not a race: {report}" for report in others if not left or report.kind != "barrier_exited"]
@@ -412,7 +415,7 @@ def grid(blocks: Any, threads: Any, **options: Any) -> Drive:
 
 
 def place(name: str, roles: int) -> Drive:
-    """Where roles run: in one warp, one block, one grid, in streams of one device, or on several devices."""
+    """Run each role in a thread of its own: of one warp, one block, one grid, several streams or several devices."""
     where: dict[str, Callable[[int], At]] = {
         "warp": lambda i: At(thread=i),
         "block": lambda i: At(thread=32 * i + i),
@@ -429,7 +432,7 @@ NEEDS = {"warp": "cta", "block": "cta", "gpu": "gpu", "stream": "gpu", "peer": "
 
 
 def covers(scope: str, name: str) -> bool:
-    """True if an operation of this scope includes the other threads of a place."""
+    """True if the scope of an operation includes all threads of the place of this name."""
     return SCOPES.index(scope) >= SCOPES.index(NEEDS[name])
 
 

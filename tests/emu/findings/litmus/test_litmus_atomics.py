@@ -86,7 +86,7 @@ suite.add(
     "a-link-of-narrow-scope-breaks-the-chain",
     fill(CHAIN, first=FIRSTS["store"], seen="relaxed.gpu", second="ATOM(relaxed.cta, add.u32, f, 1)", more=""),
     place("gpu", 3),
-    races="second~a w0~r0",  # not first~a: the reader has observed that store
+    races="second~a w0~r0",  # no race first~a: `a` has observed the store `first`
 )
 suite.add(
     "a-failed-compare-and-swap-leaves-the-chain",
@@ -130,7 +130,7 @@ for bits, old in itertools.product((32, 64), (0, 7)):
             races=races,
             top=WIDE,
         )
-# Release and acquire are of one size, or they do not synchronise.
+# A release and an acquire synchronise only if they access words of the same size.
 suite.add(
     "flag-of-64-bits-polled-by-32",
     "P(0) {\nST(weak, x, 1)  // @w\nST64(release.gpu)  // @s\n}\n"

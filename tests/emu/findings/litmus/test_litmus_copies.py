@@ -94,8 +94,7 @@ for name, after, count, races in (
 ):
     add(f"partial-{name}", fill(PARTIAL, after=after), grid(1, 32), races=races, values=(count, 0))
 
-# The copies lie side by side in memory, so that the 16 bytes for which the detector has one entry hold several of
-# them.
+# The copies lie side by side in memory. The detector has one entry for 16 bytes, so several copies share an entry.
 LOOP = """
 __shared__ alignas(16) u32 s[4];
 if (T(0)) {

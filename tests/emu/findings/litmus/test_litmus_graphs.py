@@ -27,7 +27,7 @@ def _captured(here: Lab, record: Callable[[Any], None]) -> Any:
 
 
 def _fork(here: Lab, *branches: int, before: int = 3, after: int = 3) -> Any:
-    """An executable graph: one kernel, then one on each branch, then one after all branches."""
+    """An executable graph of kernels with these roles: `before`, then one on each branch, then `after`."""
     here.stream(1), here.stream(2)
 
     def record(stream: Any) -> None:

@@ -14,8 +14,9 @@ from litmus import At, Lab, Suite, fill, grid, together
 suite = Suite()
 
 # Programmatic dependent launches --------------------------------------------------------------------------------------
-# The dependent may start when every block of its primary has triggered or ended, and is ordered after nothing of it
-# before griddepcontrol.wait, which waits for all of it. Even seeds start dependents late, odd ones early.
+# The dependent may start when every block of its primary has triggered or ended. Nothing in the primary is ordered
+# before what the dependent does ahead of its griddepcontrol.wait, which waits for the whole primary. Even seeds start
+# dependents late, odd ones early.
 
 PDL = """
 P(0) {
@@ -36,7 +37,7 @@ P(2) {
 
 
 def _chain(*steps: tuple[int, bool], threads: int = 32) -> Callable[[Lab], None]:
-    """Launches in one stream, in order: for each its role, and whether it is a programmatic dependent launch."""
+    """Launch kernels in one stream, in order: for each its role, and whether it is a programmatic dependent launch."""
 
     def drive(here: Lab) -> None:
         for role, pdl in steps:
@@ -89,8 +90,8 @@ def _fill_between(here: Lab) -> None:
 
 suite.add("dependent-behind-a-fill-is-an-ordinary-launch", WAITED, _fill_between)
 
-# Three launches in a chain. A wait covers the primary alone; it covers the launch before the primary only if the
-# primary has waited too.
+# Three launches in a chain. A wait covers the primary; it covers the launch before the primary only if the primary
+# has waited too.
 LINK = {"first": "", "trigger": "TRIGGER", "before": "TRIGGER", "after": ""}
 for name, wait, third, last, races in (
     ("all-wait", "GDC_WAIT", "GDC_WAIT LD(weak, x)  // @r", True, ""),
@@ -141,7 +142,8 @@ for name, wait, races in (("waits", "GDC_WAIT", ""), ("does-not-wait", "", "w~r"
     suite.add(f"dependent-in-a-graph-{name}", body, _captured, races=races)
 
 # Peers ----------------------------------------------------------------------------------------------------------------
-# Each device reads the input of the other after a barrier of both; the next kernel of its stream writes its own input.
+# After a barrier of both devices, each reads the input of the other one. Then the next kernel of each stream writes the
+# input of its own device.
 
 EXCHANGE = """
 u32* ours = at.a ? n : m; u32* theirs = at.a ? m : n;
@@ -282,7 +284,8 @@ suite.add(
 suite.add("aliases-in-two-kernels", fill(ALIAS, signal="", wait=""), _aliases_in_turn)
 
 # The read-only path ---------------------------------------------------------------------------------------------------
-# ld.global.nc may only read memory that is not written while its kernel runs, even if the write is ordered before it.
+# ld.global.nc may only read memory that is not written while its kernel runs, even if the write is ordered before the
+# load.
 
 NC = '{ u32 v_; asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(v_) : "l"(x) : "memory"); }'
 READ_ONLY = f"""

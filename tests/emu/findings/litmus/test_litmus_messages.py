@@ -58,7 +58,7 @@ for where in ("gpu", "peer"):
                 edge="scope|fence|acquire",
                 seeds=range(3),
             )
-    # The accesses of the flag need the scope too: only morally strong accesses synchronise.
+    # Both accesses of the flag need the wide scope too: only morally strong accesses synchronise.
     narrow = "cta" if where == "gpu" else "gpu"
     suite.add(
         f"wide-fences-around-a-narrow-store-{where}",
@@ -162,7 +162,7 @@ for where in ("gpu", "peer"):
         )
 
 # Weak flags -----------------------------------------------------------------------------------------------------------
-# A plain flag is itself in a race, and synchronises nothing.
+# The accesses of a plain flag race with each other, and synchronise nothing.
 
 for name, signal in (("", "ST(weak, f, 1)"), ("-with-fence", "FENCE(sc.sys) ST(weak, f, 1)")):
     suite.add(
@@ -286,7 +286,7 @@ P(1) {
 
 # Signals for other threads ------------------------------------------------------------------------------------------
 # Threads 0, 1 and 40 of block 0 and of block 1: the signal of one thread covers accesses of other threads of its block
-# only after a barrier that both have passed. The same holds for a wait.
+# only after a barrier that both threads have passed. The same holds for a wait.
 
 BEHALF = """
 if (blockIdx.x == 0) {

@@ -12,7 +12,7 @@ from litmus import NEEDS, At, Suite, covers, fill, grid, place, together
 suite = Suite()
 PLACES = ("warp", "block", "gpu", "stream", "peer")
 
-# Relaxed accesses of covering scope never race, in whatever order; weak ones do where nothing orders them -------------
+# Relaxed accesses whose scopes include both threads never race; weak ones race unless happens-before orders them ------
 
 SHAPES = {
     "sb": ("P(0) {\nS0(x)  // @wx\nF\nL0(y)  // @ry\n}\nP(1) {\nS1(y)  // @wy\nF\nL1(x)  // @rx\n}", 2, "wx~rx wy~ry"),
@@ -54,8 +54,8 @@ for name, (text, roles, races) in SHAPES.items():
         suite.add(
             f"{name}-weak-strong-{where}", _shape(text, "weak", f"relaxed.{s}", ""), where_to, races=races, **common
         )
-        # A fence alone orders a weak access of one thread before one of another thread only if it is fence.sc, and
-        # then in one direction only.
+        # Fences without strong accesses order weak accesses of two threads only if they are fence.sc, and then in
+        # one direction only.
         suite.add(
             f"{name}-weak-fences-{where}",
             _shape(text, "weak", "weak", f"FENCE(acq_rel.{s})"),
@@ -207,8 +207,8 @@ P(1) {
 }
 """
 suite.add("observed-then-written-again", OBSERVED_THEN_WRITTEN, place("gpu", 2), races="w~r")
-# A thread that observes an atomic is ordered after the whole chain of atomics that led to the value, and after no
-# more.
+# A thread that observes an atomic is ordered after the whole chain of atomics that led to the value, and after
+# nothing else.
 COUNTED = """
 if (T(0) && blockIdx.x < 4) {
   LATE(0)
@@ -231,7 +231,7 @@ for add in ("RED(relaxed.gpu, add.u32, f, 1)", "ATOM(relaxed.gpu, add.u32, f, 1)
 for load in ("weak", "relaxed.cta"):
     counted = fill(COUNTED, add="RED(relaxed.gpu, add.u32, f, 1)", load=load)
     suite.add(f"count-read-{load}", counted, grid(5, 32), races="add~load add~reset", values=(999, 0))
-# A later read of a thread does not undo what it observed before, or what it has released to others.
+# A later read by a thread does not undo what the thread has observed before, or has released to others.
 OBSERVED_TWICE = """
 P(0) {
   ST(relaxed.gpu, x, 1)  // @w

@@ -158,7 +158,7 @@ def _(here: Lab) -> None:
 
 
 def _of_a_pool(here: Lab, in_order: bool) -> None:
-    """Allocate memory of a pool, use it in two streams and free it in the order of the first."""
+    """Allocate memory of a pool, use it in two streams and free it in the first; `in_order`: after both uses."""
     here.use(0)
     one, other = here.stream(0), here.stream(1)
     pointer = int(ok(here.cuda.cuMemAllocAsync(65536, one)))

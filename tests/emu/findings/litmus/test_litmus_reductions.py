@@ -115,7 +115,7 @@ CLUSTER_SYNC
 SYNC = 'asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");'
 for name, early, races in (("waited-for", "", ""), ("read-early", "if (T(33)) READS(s)  // @r", "a~r")):
     body = SENT.replace("CLUSTER_SYNC", SYNC).replace("$early", early)
-    # AWAIT acquires at the scope of the block, which the strict profile rejects as too narrow.
+    # `AWAIT` acquires at the scope of the block, which the strict profile rejects as too narrow.
     add(f"reductions-of-two-blocks-{name}", body, grid(2, 64, cluster=2), races=races, profiles=("hardware",))
 
 

@@ -39,7 +39,8 @@ if (T(3)) {
   $after
 }
 """
-# The code between a copy and an access of its thread, and whether that code waits for its read, and for its write.
+# By name: the code between a copy and an access of its thread, and whether that code waits until the copy has read, and
+# until it has written.
 BETWEENS = {
     "nothing": ("", False, False),
     "commit": ("COMMIT", False, False),

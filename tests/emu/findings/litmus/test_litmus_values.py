@@ -53,7 +53,7 @@ suite.add(
     "of-two-blocks", fill(ALL, store=STORE, between="", read=""), grid(2, 1), races="w~w", strict="w~w", seeds=range(3)
 )
 
-# A store of the same value that does not conflict with a later store must not hide conflicts of that store.
+# A store `w` that does not conflict with the later store `v` of the same value must not hide the conflicts of `v`.
 HIDDEN = """
 u32 t = threadIdx.x;
 if (t == 0) LD(weak, x)  // @r
@@ -76,7 +76,7 @@ for name, between, first, races, strict in (
         seeds=range(2),
     )
 
-# Rows of stmatrix are stores of 16 bytes by the lanes that have their addresses.
+# Each row of stmatrix is a store of 16 bytes by the lane that holds the row's address.
 ROWS = """
 __shared__ alignas(16) u32 s[32];
 u32 t = threadIdx.x;

@@ -59,8 +59,8 @@ for one, at0, two, at1 in OVERLAPS:
             profiles=("hardware",),
         )
 
-# Strong accesses have to be of the same size to be morally strong (PTX ISA, "Morally strong operations"); vectors are
-# equal to as many scalar accesses.
+# Strong accesses have to be of the same size to be morally strong (PTX ISA, "Morally strong operations"); a vector
+# access counts as one scalar access for each element.
 MIXED = "char* b = (char*)x;\nP(0) {\n$one  // @w\n}\nP(1) {\n$two  // @r\n}"
 suite.add(
     "strong-byte-in-a-strong-word",
@@ -221,7 +221,7 @@ for (u32 i = 0; i < 6; i++) {
     races="r~w",
 )
 
-# A reader of one word is ordered after the writer of one half of it, but not after the writer of the other.
+# A reader of one word is ordered after the writer of one half of it, but not after the writer of the other half.
 TWO = """
 P(0) {
   ST(weak, x, 1)  // @w0
