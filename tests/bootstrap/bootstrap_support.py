@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that stand for the ranks of a board."""
+"""Threads that take the part of processes: each is a rank and uses the board of that rank."""
 
 from __future__ import annotations
 

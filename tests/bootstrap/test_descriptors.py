@@ -40,7 +40,7 @@ def files(boards) -> Iterator[list[list[int]]]:
     for its in made:
         for descriptor in its:
             os.close(descriptor)
-    assert opened() <= before  # a test may close its board earlier
+    assert opened() <= before  # fewer if the test has closed its board
 
 
 def opened() -> set[str]:

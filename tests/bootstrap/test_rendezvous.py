@@ -153,7 +153,7 @@ def test_different_world_sizes_are_refused_on_all_ranks(job):
     errors = at_once(*(lambda p=p: join(p, secret, time.monotonic() + 5, 5) for p in places))
     for error in errors[::2]:
         assert type(error) is GroupMismatch and error.what == "the number of ranks" and error.values == {0: "3", 2: "4"}
-    assert isinstance(errors[1], GroupError)  # the error names the difference, or that rank 0 has exited because of it
+    assert isinstance(errors[1], GroupError)  # names the difference, or says that rank 0 has exited
 
 
 def test_ranks_with_the_secret_connect_by_tcp(job):

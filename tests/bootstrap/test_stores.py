@@ -189,7 +189,7 @@ def test_an_exception_of_a_store_is_raised_on_rank_0_with_its_name():
 
 def test_two_groups_connecting_by_one_store_at_once_is_an_error():
     class Crossed(OurStore):
-        """A store to which another rank 0 writes its notice after this group has read the first one."""
+        """A store to which rank 0 of another group writes a notice after this group has read that of its own rank 0."""
 
         def get(self, key: str, timeout: float) -> bytes:
             value = super().get(key, timeout)

@@ -17,7 +17,7 @@ from drvfuse.cli.commands import GROUPS, command_line
 
 
 def commands_of(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
-    """The commands of a parser and their own commands, each with its phrase in the list of commands."""
+    """The commands of a parser and their subcommands, each with its help text in the list of commands."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             phrases = {listed.dest: listed.help or "" for listed in action._choices_actions}

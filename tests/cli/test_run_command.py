@@ -163,7 +163,7 @@ def test_ranks_that_do_not_exit_are_killed():
 
 
 def pids_of(process, ranks):
-    """The process ids that the ranks print first; empty lines may lie between."""
+    """The process ids that the ranks print first. There may be empty lines between them."""
     pids = []
     while len(pids) < ranks:
         line = process.stdout.readline()

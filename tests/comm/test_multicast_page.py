@@ -22,7 +22,7 @@ EXAMPLE, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def run(seed: int, old: str = "", new: str = "") -> list[df.emu.Report]:
-    """The kinds of reports of a machine with that seed for the example in which `old` is replaced by `new`."""
+    """Run the page's example with `old` replaced by `new`, on a machine with seed `seed`. Returns its reports."""
     assert old in EXAMPLE
     found: dict[str, df.emu.Machine] = {}
     code = EXAMPLE.replace(old, new).replace("race=True", f"race=True, seed={seed}")

@@ -141,7 +141,7 @@ def test_a_set_up_waits_for_a_late_rank(
     group: df.Group, machine: df.emu.Machine, pauses: list[float], counted_calls: Callable[..., list[str]]
 ) -> None:
     """Every attempt is complete: all ranks begin again with a new multicast object."""
-    machine.inject(BIND, 802, device=0, times=4)  # the device of rank 1
+    machine.inject(BIND, 802, device=0, times=4)  # device 0 is that of rank 1
     buffers: list[df.SymmetricBuffer] = []
     counts = Counter(counted_calls(group.driver, lambda: buffers.append(group.symmetric(UNIT, multicast=True))))
     assert buffers[0].multicast_ptr is not None and machine.held()["multicast"] == 1
@@ -223,8 +223,8 @@ def test_the_agreed_failure_does_not_depend_on_the_order_of_ranks() -> None:
     assert multicast.agreed([None, None]) is None
 
 
-# Mutants: faults planted into the set-up. `Multicast` itself notices the first two; with its check removed the driver
-# would wait for ever, which the emulated driver reports.
+# Mutants: faults planted into the set-up. `Multicast` itself notices the first two, which bind before all devices are
+# added. With this check removed the bind would wait for ever, which the emulated driver reports.
 
 
 def add_and_bind(group: df.Group, patch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings that forbid multicast take effect before the first driver call of every path that could create an object.
 
-Each veto is added in a child process. There a stand-in takes the place of the CUDA driver: drvfuse's driver object has
-its name, but the functions of an emulated machine. No test removes or changes a variable that is set.
+Each veto is added in a child process. There a stand-in takes the place of the CUDA driver: a `Driver` object named
+"cuda" that has the functions of an emulated machine. No test removes or changes a variable that is set.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ print(json.dumps(found))
 
 
 def child(overrides: dict[str, bool], **added: str) -> dict[str, Any]:
-    """The output of the program with these environment variables and these settings in its code."""
+    """The output of PROGRAM with the environment variables `added`, run under the settings `overrides`."""
     assert not any(os.environ.get(name) for name in added), "a test adds vetoes and changes none"
     command = [sys.executable, "-c", PROGRAM, json.dumps(overrides)]
     done = subprocess.run(command, env={**os.environ, **added}, capture_output=True, text=True, timeout=100)
@@ -118,7 +118,7 @@ def test_code_can_forbid_multicast_and_cannot_lift_a_veto_of_the_environment() -
 
 
 def test_settings_that_enable_multicast_do_not_forbid_it() -> None:
-    """With values that forbid nothing, the program reaches the driver call that the stand-in refuses."""
+    """With values that forbid nothing, attempts to make a multicast object on the stand-in raise no error."""
     allowing = {"NCCL_NVLS_ENABLE": "2", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "0", "NVSHMEM_DISABLE_NVLS": "false"}
     if any(os.environ.get(name) for name in (*allowing, "DRVFUSE_MULTICAST")):
         pytest.skip("this site has a veto")

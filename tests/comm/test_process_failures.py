@@ -361,7 +361,7 @@ def test_a_failure_in_one_subgroup_leaves_the_other_working(ranks: Ranks) -> Non
 
 
 def test_a_group_fills_its_devices_until_another_one_is_opened_on_any_of_them(rng: np.random.Generator) -> None:
-    """The grids of all ranks become smaller together and stay so."""
+    """The grids of all ranks become smaller when another group is opened, and stay small after that group is closed."""
     hosts = [rng.standard_normal(1000).astype(np.float32) for _ in range(3)]
 
     def call(group: df.Group) -> tuple[int, np.ndarray]:

@@ -66,7 +66,7 @@ def sums(group: df.Group, count: int = 100, algo: str = "auto", seed: int = 0) -
 def warm_up(group: df.Group) -> None:
     """Make the first call with the usual time-out, as it may compile.
 
-    When this returns, all ranks have completed the call; the next call of one rank may report an error to all.
+    When this returns, all ranks have completed the call, so an error in a later call of one rank does not affect it.
     """
     with config.override(spin_timeout=30.0):
         sums(group)
@@ -249,7 +249,7 @@ def calls_something_else(rank: int, size: int) -> str:
         with pytest.raises(CallMismatch) as caught:
             df.allreduce(group, x)
             group[0].drain()
-            until = time.monotonic() + 20  # a rank whose own call is complete may ask before another rank has reported
+            until = time.monotonic() + 20  # this rank's call may be complete before another rank reports
             while not group.workspace.reported() and time.monotonic() < until:
                 time.sleep(0.01)
             group.check()

@@ -124,5 +124,6 @@ def test_the_padding_of_tiles_is_cleared_in_16_byte_stores():
         device.synchronize()
         total = machine.launches[-1].counters.total
     assert total.local_written == 127 * 512
-    # In each tile, 31 of 32 pieces of 16 bytes are padding, and 12 bytes of the piece that holds the row's 4 scales.
+    # A tile has 32 pieces of 16 bytes. One of them holds 4 scales of the row and 12 bytes of padding; the others are
+    # padding.
     assert total.accesses == (31 + 3) * 128

@@ -288,7 +288,9 @@ def test_calls_that_move_bytes_are_compared_inside_a_node():
 
 @pytest.mark.parametrize("op", [df.all_to_all, df.reduce_scatter])
 def test_after_a_reset_on_all_ranks_calls_work_though_one_rank_has_failed_in_an_exchange_of_bytes(rng, op):
-    """Rank 3 fails in the first of two chunks: its peer of node 0 waits in the engine, the others for their node."""
+    """Rank 3 fails in the first of two chunks. Rank 1, its peer in node 0, then waits in the engine; ranks 0 and 2 wait
+    for the other rank of their own node.
+    """
 
     def failing(parts):
         raise errors.ExchangeError(3, "threads", "failed")

@@ -72,7 +72,7 @@ class Watched(InProcess):
 
 
 def give_up(group, node):
-    """Set the abort words of a node, as a kernel does that gives up."""
+    """Set the abort words of a node's ranks, as a kernel that gives up does."""
     for rank in group:
         if group.layout.of[rank.index] == node:
             view(group.workspace.pointers[rank.index] + ABORT_OFFSET, 1, "uint64", rank.device).copy_from(
@@ -105,7 +105,7 @@ def test_the_other_nodes_report_even_if_an_exchange_ends_the_call(rng, nodes, en
 
 
 class Observed(Watched):
-    """An engine that notes which ranks are in an exchange, by their words of progress, whenever it adds."""
+    """An engine that records at each all-reduce which ranks are in an exchange, by their words of progress."""
 
     def all_reduce(self, parts):
         for part in parts:
@@ -115,7 +115,7 @@ class Observed(Watched):
 
 
 def test_the_watchdog_sees_the_exchange_of_a_rank_that_has_given_up(rng):
-    """Otherwise it would never abort that exchange if the other node does not come."""
+    """A watchdog that did not see this exchange would never abort it if the other node does not come."""
     engine = Observed()
     engine.inside = []
     with (

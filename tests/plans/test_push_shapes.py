@@ -64,7 +64,7 @@ def planned(find, workspace_bytes):
 
 
 def check_rounds(shape: PushShape, total: int, step: int, per_step: int, workspace_bytes: int) -> None:
-    """Check the rounds of `total` items, of which each `step` items take `per_step` bytes in a half of the slots."""
+    """Check the rounds of `total` items, if every `step` items take `per_step` bytes in a half of the slots."""
     half = half_bytes(workspace_bytes)
     assert (shape.rounds - 1) * shape.chunk < total <= shape.rounds * shape.chunk
     assert shape.chunk % step == 0
@@ -89,8 +89,8 @@ def check_shares(shape: PushShape, most: int) -> None:
 
 
 def check_relays(shape, work):
-    """In a two-shot call of several rounds, every rank learns of every other's clears, directly or through a third
-    rank.
+    """In a two-shot call of several rounds among more than two ranks, a rank may learn through a third rank that a peer
+    has cleared its slots.
     """
     assert shape.relays == (work.algo == "push_two_shot" and shape.rounds > 1 and work.ranks > 2)
 
@@ -181,7 +181,9 @@ def test_the_number_of_packs_in_a_round_fits_32_bits(algo):
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 @pytest.mark.parametrize("algo", ALGOS)
 def test_tensors_of_two_to_the_31_rows_or_more_are_refused(algo, ranks, workspace_bytes):
-    """Row numbers stay below 2^31 even a step after the end of the last round, which may lie after the last row."""
+    """A kernel computes row numbers up to one step past the end of the last round. With MAX_ROWS rows even these
+    numbers are below 2^31.
+    """
     shape = fused_shape(Work("fused", algo, ranks, 2, 1), MAX_ROWS, 1, workspace_bytes, True)
     assert shape.rounds * shape.chunk + (1 + shape.depth) * 132 * 32 < 1 << 31
 

@@ -137,7 +137,7 @@ def test_quantised_rows_use_the_whole_range_of_fp8(out_dtype, scales_dtype):
     assert (np.abs(q).max(axis=-1) >= largest * 0.87).all()
     step = 2.0**-4 if out_dtype is E4M3 else 2.0**-3
     bound = np.abs(plain.output) * step * 1.02 + scales * 2.0**-9
-    # A scale rounded down to bfloat16 makes the row's largest values saturate, by less than half an ulp of bfloat16.
+    # If a scale is rounded down to bfloat16, the row's largest values saturate, by less than half an ulp of bfloat16.
     assert (np.abs(q * scales - plain.output) <= bound).all()
 
 

@@ -51,10 +51,10 @@ WILD = 'extern "C" __global__ void wild(int* x) { *x = 1; }'
 
 @contextmanager
 def blocked(stream: Stream) -> Iterator[None]:
-    """Work that is queued on `stream` inside the block does not run before its end.
+    """Work that is queued on `stream` inside the `with` block does not run before the block ends.
 
-    On a GPU the preceding kernel gives up after some seconds, and the block must not load a kernel, as loading one may
-    wait for running kernels.
+    On a GPU the kernel that holds this work back gives up after some seconds. Code in the block must not load a kernel,
+    as loading one may wait for running kernels.
     """
     driver = stream.device.driver
     flag = PinnedBuffer(driver, 4)

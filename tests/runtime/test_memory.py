@@ -35,7 +35,7 @@ extern "C" __global__ void slow_copy(const int* from, int* to, int count) {
 
 @pytest.fixture
 def freed(driver: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Addresses given to cuMemFreeAsync during the test; everything dropped before it is freed already."""
+    """Addresses given to cuMemFreeAsync during the test. What was dropped before the test is freed already."""
     gate = get_driver(driver)
     gc.collect()
     df.device(0, driver=driver).pool.flush()

@@ -95,7 +95,7 @@ def test_parts_of_memory_are_bound_at_offsets_and_unbound_as_they_were_bound(
 def test_an_address_of_another_devices_memory_is_refused(
     machine: df.emu.Machine, devices: list[df.Device], refused: Refused
 ) -> None:
-    """The older bind function names no device, and the unbind would name the wrong one."""
+    """The older bind function takes no device. It would bind the memory, and the unbind would name the wrong device."""
     memory, multicast = MappedMemory(devices[0], UNIT, devices), complete(devices)
     refused(lambda: multicast.bind_address(devices[1], memory.ptr, UNIT), "ptr", f"memory of {devices[1]!r}")
     refused(lambda: multicast.bind_address(devices[1], 1 << 40, UNIT), "ptr", f"memory of {devices[1]!r}")
@@ -278,7 +278,7 @@ def forms(gate: Driver, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> li
 def test_both_versions_of_the_bindings_bind(
     machine: df.emu.Machine, devices: list[df.Device], monkeypatch: pytest.MonkeyPatch, newest: bool
 ) -> None:
-    """The form that names the device is used if it exists; an older driver has only the plain one."""
+    """The form of a bind function that takes a device is used if it exists. Older drivers have only the other form."""
     memory, multicast = PhysicalMemory(devices[0], 2 * UNIT), complete(devices)
     mapped = MappedMemory(devices[0], UNIT, devices)
     plain = ["cuMulticastBindMem", "cuMulticastBindAddr"]
@@ -291,7 +291,7 @@ def test_both_versions_of_the_bindings_bind(
         (plain[0] + suffix, (handle, *device, UNIT, memory.handle, UNIT, UNIT, 0)),
         (plain[1] + suffix, (handle, *device, 0, mapped.ptr, UNIT, 0)),
     ]
-    multicast._made.bound.clear()  # no memory was bound
+    multicast._made.bound.clear()  # the stand-ins have bound no memory
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ COMMANDS = (
 
 @pytest.fixture(autouse=True)
 def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that gets as far as its driver fails the test."""
+    """A command that tries to open a driver fails the test."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("work has begun")

@@ -112,9 +112,9 @@ def plain_sources(folder: Path) -> None:
 def comparable(ptx: str, folder: Path) -> str:
     """PTX of sources in a folder, without names (of the folder, inlined functions and registers) and line numbers.
 
-    The compiler may put a `.loc` before or after an instruction such as a move, which is not code.
-    The table of names at its end is for debuggers; a name holds the types of the arguments, so also a Trace. Registers
-    are numbered by their first appearance: the compiler counts also those that it has removed.
+    The compiler may put a `.loc` before or after an instruction such as a move, which is not code. The table of names
+    at the end of the PTX is for debuggers; a name holds the types of the arguments, so also a Trace. Registers are
+    numbered by their first appearance: the compiler counts also those that it has removed.
     """
     code, table, _ = ptx.replace(str(folder), "").partition("\t.section\t.debug_str")
     assert table

@@ -169,7 +169,7 @@ def test_statistics_name_the_ranks_that_were_waited_for():
 
 
 def check_chrome(found):
-    """The object satisfies the requirements of the trace event format for complete events and metadata."""
+    """Check that `found` satisfies the requirements of the trace event format for complete events and metadata."""
     assert set(found) == {"traceEvents", "displayTimeUnit", "otherData"} and found["displayTimeUnit"] in ("ms", "ns")
     slices, names = [], set()
     for event in found["traceEvents"]:

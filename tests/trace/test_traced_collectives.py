@@ -34,7 +34,7 @@ KINDS = ("plain", "ragged", "epilogue", "staged", "fused", "fused ragged", "fuse
 
 
 def calls(group, rng):
-    """Calls of all `KINDS`: functions of algorithm and trace."""
+    """For each of `KINDS` a function that takes an algorithm and a trace and makes a call."""
     xs, rows, odd = inputs(group, rng, 20_000), inputs(group, rng, (11, 520)), inputs(group, rng, (5, 33))
     gammas, odd_gammas = inputs(group, rng, 520), inputs(group, rng, 33)
     staged = private(group, rng, (11, 520))

@@ -62,7 +62,7 @@ def repeats(owner: Any) -> list[Any]:
 
 
 def launched(prepared: Any) -> Any:
-    """The parameters of the last launch, as a structure of the type that `prepared`, of the same op, has."""
+    """The parameters of the last launch, in a structure of the type that `prepared`, a call of the same op, uses."""
     (*_, (_, (_, _, packed), _)) = (entry for entry in calls.ring if entry[0] == "cuLaunchKernelEx")
     return type(prepared._ready[0].parameters).from_buffer_copy(packed)
 

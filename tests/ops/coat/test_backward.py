@@ -119,8 +119,9 @@ def test_a_device_without_bulk_copies_gives_the_same_bits(rng, few):
 
 
 def counted(rng, rows, columns, count, blocks):
-    """The counters of a launch on an emulated device with `sm_count` multiprocessors, and the number of bytes that its
-    polls read."""
+    """The counters of a launch on an emulated device with `blocks` multiprocessors, and the number of bytes that the
+    launch's polls read.
+    """
     values = case(rng, (rows, columns))
     with df.emu.Machine(devices=1, sm_count=blocks) as machine:
         device = df.device(0, driver=machine)

@@ -50,8 +50,9 @@ SPECIAL_GRADIENTS = ("NaN in g", "infinite g", "zero g", "NaN in w", "zero w", "
 
 @pytest.mark.parametrize("name", SPECIAL_GRADIENTS)
 def test_special_values_of_the_gradient_have_the_bits_of_the_reference(device, rng, name):
-    """A NaN in g makes its row of dx and its column of dw NaN. A NaN in w makes all of dx NaN, through c1, and none of
-    dw."""
+    """A NaN in g makes its row of dx and its column of dw NaN. A NaN in w makes all of dx NaN, as the mean c1 of every
+    row is then NaN, and none of dw.
+    """
     values = case(rng, (33, 96))
     rstd = coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)
     rows, columns = {5}, {9}

@@ -61,8 +61,8 @@ def test_results_do_not_depend_on_how_many_columns_a_block_keeps(device, rng, mo
 @pytest.mark.parametrize("changes", [{}, {"chunk_rows": 12}], ids=["one-chunk", "chunks"])
 @pytest.mark.parametrize("columns", [3000, 4096])
 def test_rows_shared_by_several_blocks_have_the_bits_of_the_reference(device, rng, monkeypatch, columns, changes):
-    """The blocks of a team exchange their sums of squares. The largest |y| is in the last chunk, in the first batch of
-    rows that its warp holds.
+    """The blocks of a team exchange their sums of squares. The largest |y| is in row 24, which is in the last chunk and
+    in the first batch of rows that a warp holds.
     """
     altered(monkeypatch, **changes)
     values = case(rng, (many_rows(device), columns))
@@ -73,7 +73,9 @@ def test_rows_shared_by_several_blocks_have_the_bits_of_the_reference(device, rn
 
 
 def test_nan_weights_in_the_columns_of_one_block_have_the_bits_of_the_reference(device, rng):
-    """All y in the columns of one block are NaN, but each row has other y, so the maximum is no NaN."""
+    """All y in the columns of one block are NaN. Every row also has finite y in other columns, so its maximum is not
+    NaN.
+    """
     values = case(rng, (many_rows(device), 3072))
     plan = forward_plan(limits(device), *values.x.shape, 16)
     assert plan.parts > 1
@@ -172,7 +174,8 @@ def decided(rstd: np.ndarray, values: Case) -> bool:
 
 def test_a_maximum_at_a_rounding_boundary_of_the_scale_is_exact(device, driver, rng):
     """From case to case the largest |y| grows by one ulp, across a value where the rounded scale changes. So close to
-    it an estimate does not decide the scale."""
+    this value an estimate does not decide the scale.
+    """
     values = case(rng, (40, 96), w="float32")
     values.x[7, 5], values.s_x[7] = 384, values.s_x.max()
     values.x[7, 6:] = 0
@@ -224,8 +227,9 @@ def test_blocks_share_columns_only_if_the_workspace_holds_their_sums(driver):
 
 @pytest.mark.emulated
 def test_rows_too_long_to_keep_their_scales_are_not_shared(rng, driver):
-    """Such rows are too long to keep their rstd in shared memory too, so several blocks of a team would exchange rstd
-    through global memory."""
+    """Shared memory has no room for the rstd of these long rows either, so several blocks of a team would have to
+    exchange rstd through global memory.
+    """
     values = case(rng, (17, 44544))
     with df.emu.Machine(devices=1, sm_count=2, arch="sm_89", race="strict") as machine:
         device = df.device(0, driver=machine)
@@ -259,8 +263,8 @@ def test_rows_kept_by_blocks_are_read_and_written_once(rng, driver):
         plan = forward_plan(limits(device), rows, columns, 16)
     elements = rows * columns
     assert (plan.parts, plan.resident_columns, plan.grid * plan.block_rows) == (1, columns, rows)
-    # Weights are read by the warps that reduce rows, half of which have 512 columns and the others 128, and by the rows
-    # of lanes, each of which has one tile.
+    # Weights are read by the warps that reduce rows; half of these warps have 512 columns, the others 128. They are
+    # also read by the rows of lanes, each of which has one tile.
     reducing = min(plan.warps, 2 * plan.block_rows // 4)
     weights = 2 * (reducing // 2 * columns + columns * plan.row_lanes)
     read = elements * 18 // 16 + plan.grid * (weights + 8 * plan.threads)

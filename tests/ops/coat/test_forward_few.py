@@ -157,7 +157,8 @@ def test_rows_of_wider_arrays_have_the_bits_of_the_reference(device, rng):
 @pytest.mark.parametrize("shape", [CLUSTER_SHAPE, (8, 96), (1, 2048)])
 def test_a_maximum_at_a_rounding_boundary_of_the_scale_is_exact(device, rng, shape):
     """From case to case the largest |y| grows by one ulp, across a value where the rounded scale changes. So close to
-    it an estimate does not decide the scale."""
+    this value an estimate does not decide the scale.
+    """
     values, row, column = case(rng, shape, w="float32"), shape[0] - 1, shape[1] - 7
     values.x[row, column], values.s_x[row] = 384, values.s_x.max()
     values.x[row, :column] = values.x[row, :column].astype(np.float32) / 16

@@ -111,9 +111,7 @@ def test_chains_of_dependent_launches_have_the_bits_of_the_reference(device, dri
 
 @pytest.mark.emulated
 def test_a_call_moves_the_expected_number_of_bytes(rng, driver, monkeypatch):
-    """The rows form whole tiles. Neither plan keeps x in registers or shared memory, so x is read in both phases;
-    outputs are written once.
-    """
+    """The rows form whole tiles, and outputs are written once."""
     rows, columns = 64, 640
     monkeypatch.setattr(HeldTiles, "pays", staticmethod(lambda rows, columns: False))
     with df.emu.Machine(devices=1, sm_count=16) as machine:

@@ -141,7 +141,7 @@ def test_nans_have_the_bits_of_the_reference(device, rng, affine, what):
     assert nan.all() if what == "w" and affine else nan.any(axis=1).sum() == (0 if what == "w" else 1)
 
 
-# With 97 columns, too, the sums of db begin at an even column of the workspace.
+# The sums of db begin at an even column of the workspace, also if the number of columns is odd.
 @AFFINE
 @pytest.mark.parametrize("columns", [96, 97])
 def test_given_outputs_are_written_and_nothing_outside_them(device, rng, affine, columns):

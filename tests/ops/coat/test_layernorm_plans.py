@@ -134,8 +134,8 @@ def test_x_is_read_once(rng, monkeypatch, name):
 
 
 def at_a_border(values: Case, by: float, factor: float) -> tuple[Case, np.ndarray]:
-    """Weights and a bias that make the largest |y| equal to 1 + `by` times a value at which the rounded scale changes.
-    The product with w is `factor` times as large as y.
+    """Weights and a bias that make the largest |y| equal to (1 + `by`) times a value at which the rounded scale
+    changes. The product with w is `factor` times as large as y.
     """
     bias, weights = bias_of(values), values.w.copy()
     mean = coat_layernorm.row_mean(values.x, values.s_x, 16)
@@ -187,8 +187,9 @@ def with_a_guess_off(rng: np.random.Generator, least: float, most: float) -> Cas
 def test_maxima_that_an_estimate_does_not_decide_have_the_bits_of_the_reference(
     device, rng, monkeypatch, name, off, factor
 ):
-    """The largest |y| is so close to a value at which the rounded scale changes that its estimate may lie on the other
-    side."""
+    """The largest |y| is so close to a value at which the rounded scale changes that an estimate of |y| may lie on the
+    other side of this value.
+    """
     use(monkeypatch, name)
     for _ in range(2):
         values = with_a_guess_off(rng, *off)
@@ -200,8 +201,9 @@ def test_maxima_that_an_estimate_does_not_decide_have_the_bits_of_the_reference(
 
 @pytest.mark.emulated
 def test_lanes_without_a_row_do_not_prevent_an_estimate(rng, monkeypatch):
-    """The kernel reads x once more if a weight is too large for an estimate, and otherwise not, though some lanes have
-    no row."""
+    """The kernel reads x once more only if a weight is too large for an estimate. Lanes without a row do not cause
+    this.
+    """
     use(monkeypatch, "rows")
     rows, columns = 37, 512
     values = case(rng, (rows, columns))

@@ -70,7 +70,7 @@ def garbage(group: df.Group, shape: int | Sequence[int], dtype: str) -> list[df.
 
 
 def assert_bits(arrays: Sequence[Any], expected: np.ndarray, what: str = "") -> None:
-    """Every array equals `expected` bit for bit."""
+    """Check that every array equals `expected` bit for bit."""
     for position, array in enumerate(arrays):
         actual = array.numpy()
         assert actual.shape == expected.shape and actual.dtype == expected.dtype, f"{what} rank {position}"

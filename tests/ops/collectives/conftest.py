@@ -19,7 +19,7 @@ test opens for itself need the rest."""
 def open_group(driver: str) -> Iterator[Callable[..., df.Group]]:
     """`open_group(n, **options)`: a group of n ranks, kept open and shared by tests that ask for the same options.
 
-    If all budgets together would exceed `_SHARED_BLOCKS`, the groups that were not asked for the longest are closed.
+    If all budgets together would exceed `_SHARED_BLOCKS`, the groups whose last use is longest ago are closed.
     """
     groups: dict[Any, df.Group] = {}
 
@@ -31,7 +31,7 @@ def open_group(driver: str) -> Iterator[Callable[..., df.Group]]:
             while groups and options["max_blocks"] + sum(dict(at)["max_blocks"] for _, at in groups) > _SHARED_BLOCKS:
                 groups.pop(next(iter(groups))).close()
             group = df.Group.local(n, driver=driver, **options)
-        groups[key] = group  # at the end: the group that was asked for last
+        groups[key] = group  # the group that was asked for last comes last
         return group
 
     yield find

@@ -56,7 +56,9 @@ def exact_inputs(rng: np.random.Generator, n: int, shape: int | Sequence[int], d
 
 
 def cancelling_inputs(rng: np.random.Generator, n: int, shape: int | Sequence[int], dtype: str) -> list[np.ndarray]:
-    """One array per rank, of magnitudes from 2**-8 to 2**8, half of which nearly cancel those of the rank before."""
+    """One array per rank, of magnitudes from 2**-8 to 2**8. Half of the values of odd ranks nearly cancel those of the
+    preceding rank.
+    """
     element = dtypes.get(dtype).numpy
     hosts = []
     for _ in range(n):
@@ -69,7 +71,7 @@ def cancelling_inputs(rng: np.random.Generator, n: int, shape: int | Sequence[in
 
 
 def assert_within_bounds(arrays: Sequence[df.Array], hosts: Sequence[np.ndarray]) -> None:
-    """Every array holds a sum that some order of fp32 additions may give."""
+    """Check that every array holds sums within the bounds for any order of fp32 additions."""
     low, high = (bound.astype(np.float32) for bound in reference.sum_bounds(hosts))
     for rank, array in enumerate(arrays):
         values = array.numpy().astype(np.float32)
@@ -84,7 +86,9 @@ def assert_equal_on_ranks(arrays: Sequence[df.Array]) -> None:
 
 
 def assert_room(trace: df.Trace) -> None:
-    """Check that every block has recorded phases, for which its section has room, but at most about twice as much."""
+    """Check that every block has recorded phases, and that sections have room for these, but for at most about twice as
+    many.
+    """
     for section in trace._sections:
         table = decode._words(section, section.array.numpy())
         counts = 1 + (table[:, layout.HEADER_WORDS + section.rounds * section.peers :] != 0).sum(axis=1)

@@ -114,8 +114,7 @@ def inputs_are_free_afterwards(op: str, algo: str) -> None:
 
 
 class Spy:
-    """A dependent kernel after the call of rank 0, and the value of the epoch, or at an address, that it read before
-    its own wait."""
+    """A dependent kernel after the call of rank 0, which reads the epoch or the value at `address` before its wait."""
 
     def __init__(self, group: df.Group, address: int = 0) -> None:
         self.rank = group.ranks[0]
@@ -156,8 +155,8 @@ def dependent_starts_before_the_end(op: str, algo: str, level: df.PDLLevel, seed
     """The dependent starts while slow warps of the last block are at their last instructions, and may read the epoch of
     the preceding call.
 
-    The fused push kernels advance the epoch before they wait for peers; of these, the spy reads an output that the last
-    warp may not have stored yet. Returns the seeds up to the first one that shows the early start.
+    The fused push kernels advance the epoch before they wait for peers. For these, the spy reads an output that the
+    last warp may not have stored yet. Returns the seeds up to the first one that shows the early start.
     """
     early, by_output = 0, op != "allreduce" and algo in PUSH
     before = 0xA5A5A5A5A5A5A5A5 if by_output else 0  # the spy reads this address and stores the value plus one
@@ -184,7 +183,7 @@ def one_timeout_ends_all(op: str, algo: str) -> None:
     """Ranks 0 and 1 wait for rank 2. Rank 0 has a short time-out; its abort also ends rank 1, whose time-out is long.
 
     Rank 2 starts afterwards: it finds the abort flags of the other two and ends too, and so does a second call. Neither
-    writes an output.
+    of the two calls writes an output.
     """
     with opened(3) as (machine, group):
         hosts = _hosts(0, 3, (4, 256), algo)

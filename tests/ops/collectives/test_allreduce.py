@@ -50,7 +50,8 @@ def test_ragged_counts_are_exact(open_group, rng, n, algo):
         check(group, random_inputs(rng, n, count, "bfloat16"), algo)
 
 
-# Few combinations of ranks and dtype, as kernels take long to compile. The last ones share kernels with special values.
+# Few combinations of ranks and dtype, as kernels take long to compile. The last ones share kernels with the test of
+# special values.
 OTHER_DTYPES = [(2, "float16"), (8, "float32"), (3, "float16"), (3, "float32")]
 
 

@@ -64,7 +64,8 @@ def word_of(group, rank, offset, dtype="uint64"):
     return int(view(group.workspace.pointers[rank] + offset, 1, dtype, group[rank].device).numpy()[0])
 
 
-# Every difference among 3 ranks, and in turns among 2 and 8, as each number of ranks needs kernels of its own.
+# Every difference is tested among 3 ranks, and either among 2 or among 8, as each number of ranks needs kernels of its
+# own.
 KINDS = [(n, kind) for number, kind in enumerate(DIFFERENCES) for n in (3, (2, 8)[number % 2])]
 
 

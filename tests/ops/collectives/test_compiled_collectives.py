@@ -75,8 +75,9 @@ def groups():
 
 @pytest.fixture
 def compiled(groups, monkeypatch):
-    """`compiled(n, algo, op, shape, residual, **form)`: the image of a call on n ranks, and the threads of a block. A
-    shape in the form stands for arrays."""
+    """`compiled(n, algo, op, shape, residual, **form)`: the image of a call on n ranks, and the threads of a block. An
+    option in `form` that is a shape stands for arrays of this shape.
+    """
 
     def planned(device, spec, blocks, threads, *rest, **options):
         raise Chosen(spec, threads)

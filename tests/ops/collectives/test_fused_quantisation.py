@@ -96,7 +96,7 @@ def test_fp4_codes_with_the_bits_of_the_sentinel_arrive(open_group, rng):
 
 @pytest.mark.gpus(3)
 def test_scales_of_rows_with_a_nan_arrive(open_group, rng):
-    """All scales of such a row are NaN, 0xFF. Four of them have the bits of the sentinel."""
+    """All scales of a row with a NaN are NaN, 0xFF. Four of them form a word with the bits of the sentinel."""
     hosts = random_inputs(rng, 3, (7, COLUMNS), "bfloat16")
     hosts[1][4, 70] = hosts[0][6, 0] = np.nan
     result = check(open_group(3), rng, 7, "push_two_shot", KINDS["mxfp8"], hosts=hosts)

@@ -54,7 +54,7 @@ def on_ranks(group, hosts, dtype):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 def test_gathered_scales_have_the_layout_of_all_rows(open_group, rng, algo, layout):
-    """The padding of the inputs need not be 0, as scales of other libraries have other padding."""
+    """The padding of the inputs need not be 0, as scales of other libraries may have other padding."""
     group = open_group(SEVERAL, workspace_bytes=1 << 16)
     made, columns = LAYOUTS[layout]
     for rows in ROWS:
@@ -138,7 +138,7 @@ def test_ranks_in_separate_processes_gather_the_scales_of_the_reference(rng):
 
 
 def test_a_list_is_returned_without_scales_and_a_named_pair_with_scales(open_group):
-    """Without scales, or with a quantisation that has none, a list; with scales, a named pair."""
+    """The result is a list without scales or with a quantisation that has none, and a named pair with scales."""
     group = open_group(1)
     codes = [group[0].zeros((4, 64), "float8_e4m3fn")]
     for made in (None, Q.static(0.5), Q.none()):

@@ -261,7 +261,7 @@ def test_use_of_a_group_in_a_forked_child_is_an_error(open_group):
             for use in (group.check, group.synchronize, group.reset, call.launch):
                 with pytest.raises(ClosedError, match="forked"):
                     use()
-            group.close()  # close() has no effect here, as with every owned object
+            group.close()  # close() has no effect in a forked process
             status = 0
         except BaseException:
             traceback.print_exc()

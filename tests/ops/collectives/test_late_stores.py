@@ -13,7 +13,7 @@ from drvfuse.ops.call import faults
 
 
 def _check(op: str, algo: str, seed: int) -> None:
-    """Three consecutive calls on three devices, the last one with different inputs."""
+    """Check the results of three consecutive calls on three devices, the last one with different inputs."""
     with (
         df.emu.Machine(devices=3, seed=seed, delay_stores=True) as machine,
         df.Group.local(3, driver=machine, max_blocks=3, workspace_bytes=1 << 16) as group,
@@ -44,7 +44,7 @@ def _check(op: str, algo: str, seed: int) -> None:
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 @pytest.mark.parametrize("op", ["allreduce", "allreduce_rmsnorm_fp8"])
 def test_results_do_not_depend_on_when_stores_arrive(op: str, algo: str) -> None:
-    for seed in range(4 if algo in PUSH else 20):  # late words are polled often, which takes time
+    for seed in range(4 if algo in PUSH else 20):  # polling for late words takes time
         _check(op, algo, seed)
 
 

@@ -175,8 +175,7 @@ def test_in_place_calls_keep_the_bytes(new_group, rng, algo):
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 def test_calls_larger_than_the_workspace_arrive_in_rounds(new_group, rng, algo):
-    """By push such calls take several rounds, in some of which bytes move in one direction only; staged ones take
-    chunks."""
+    """Push calls take several rounds, in some of which bytes move in one direction only. Staged calls take chunks."""
     group = new_group(SEVERAL, workspace_bytes=1 << 13)
     for size in (3000, 7001, 20_000):
         hosts = [words(rng, size) for _ in range(SEVERAL)]
@@ -237,8 +236,8 @@ def test_every_byte_arrives_on_eight_ranks(open_group, rng):
 
 @pytest.mark.gpus(SEVERAL)
 def test_words_that_allow_only_one_of_their_possible_keys_arrive(open_group, rng):
-    """Push calls XOR the words of a warp with a key that is the complement of none of them. Of the keys 0 to 128, these
-    words leave only 128, or only 70, or all but 0.
+    """Push calls XOR the words of a warp with a key that is the complement of none of them. Of the keys 0 to 128, the
+    words of this test leave only 128, or only 70, or all but 0.
     """
     group = open_group(SEVERAL, workspace_bytes=1 << 16)
     every = ~np.arange(128, dtype=np.uint32)

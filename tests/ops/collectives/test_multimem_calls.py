@@ -252,8 +252,8 @@ def test_requested_bytes_of_allreduce_agree_with_the_formulas(machine, rng, n, d
 
 
 def assert_traffic(prepared, found, gamma: int = 0) -> None:
-    """Check counted bytes against `traffic`, which leaves out gamma and barrier words (at most 10_000 bytes, local and
-    remote).
+    """Check counted bytes against `traffic`, which leaves out two things: barrier words, which take at most 10_000
+    bytes locally and as many remotely, and gamma, whose local reads take at most `gamma` bytes.
     """
     local = sum(count.local_read + count.local_written for count in found)
     remote = sum(count.remote_read + count.remote_written for count in found)

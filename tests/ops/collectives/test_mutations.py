@@ -30,7 +30,7 @@ FUSED = "allreduce_rmsnorm_fp8"
 
 def unordered(op: str, algo: str, private: bool = False) -> Mutation:
     """The second barrier of a call, and every second one after it, does not wait for the rest of the block before it
-    releases. With private inputs that is the barrier of staging, otherwise that of the results.
+    releases. With private inputs the second barrier is that of staging, otherwise that of the results.
     """
     return "no-block-barrier-before-even-releases", partial(scenarios.results_are_right, op, algo, private)
 
@@ -90,8 +90,9 @@ def test_a_planted_fault_fails_its_scenario(name):
 
 @pytest.mark.parametrize(("op", "algo"), KERNELS)
 def test_a_kernel_without_its_late_trigger_fails_its_scenario(op, algo):
-    """The schedules tried end with the first in which the dependent of a correct kernel starts before the kernel's
-    end."""
+    """The mutant runs under all schedules up to the first one in which the dependent of a correct kernel starts before
+    that kernel's end.
+    """
     seeds = scenarios.dependent_starts_before_the_end(op, algo, PDLLevel.ON)
     with faults.in_kernels("no-trigger-at-end"), pytest.raises(AssertionError, match="the dependent never starts"):
         scenarios.dependent_starts_before_the_end(op, algo, PDLLevel.ON, seeds)

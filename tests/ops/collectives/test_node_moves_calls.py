@@ -219,7 +219,7 @@ def test_reported_traffic_counts_bytes_of_kernels_and_of_exchanges(open_nodes):
 
 
 def test_plain_calls_of_one_layout_are_planned_once(open_nodes, rng, monkeypatch):
-    """Later calls have other arrays, and in all_to_all the arrays of a call are in place. They prepare nothing."""
+    """Later calls have other arrays and prepare nothing. Calls of all_to_all are in place."""
     prepared = []
     schedule = node_moving.NodeMoveCall.schedule
     monkeypatch.setattr(

@@ -22,7 +22,9 @@ SMALL = 16 << 10  # bytes of a workspace whose slots hold only a part of what th
 
 
 def epochs(group: df.Group) -> list[int]:
-    """The epoch of every rank, in units. Each warp adds a share of a unit, and after a call all shares sum to units."""
+    """The epoch of every rank, in units. Each warp adds a share of a unit, and after a call the shares sum to whole
+    units.
+    """
     group.synchronize()
     words = [
         int(df.view(pointer + workspace.EPOCH_OFFSET, 1, "uint64", rank.device).numpy()[0])
@@ -68,8 +70,8 @@ def assert_norm(result: Any, expected: Any, what: str = "") -> None:
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize("algo", PUSH)
 def test_calls_after_an_odd_and_an_even_number_of_rounds_are_exact(new_group, rng, algo):
-    """An odd number of rounds advances the epoch by one, an even number leaves it; the next call uses the right half of
-    the slots in both cases.
+    """An odd number of rounds advances the epoch by one, an even number leaves it unchanged. In both cases the next
+    call uses the right half of the slots.
     """
     group = new_group(3, workspace_bytes=SMALL)
     step = 3 * 64 if algo == "push_two_shot" else 1
@@ -312,8 +314,9 @@ def test_graph_replays_between_eager_calls_are_exact(new_group, rng, algo):
 
 @pytest.mark.gpus(2)
 def test_the_first_use_of_the_slots_may_be_in_a_capture(new_group, rng):
-    """The slots are initialised outside of the capture, and more of them when a larger call follows, possibly during a
-    replay."""
+    """The slots are initialised outside of the capture. A larger call that follows initialises more of them, possibly
+    during a replay.
+    """
     group = new_group(2)
     small, large = (random_inputs(rng, 2, count, "bfloat16") for count in (1000, 200_000))
     xs, ys = place(group, small), garbage(group, 1000, "bfloat16")
@@ -358,7 +361,7 @@ def test_a_chain_of_dependent_launches_waits_for_a_late_producer(driver, algo, l
 
 
 class _Opened:
-    """The name of a driver as a context, in place of a machine."""
+    """A context manager that gives the name of a driver, for use where a test otherwise opens a `Machine`."""
 
     def __init__(self, driver: str) -> None:
         self.driver = driver
@@ -374,8 +377,8 @@ class _Opened:
 @pytest.mark.parametrize("fault", ["", "no-fence-before-last-results"])
 @pytest.mark.parametrize("first", ["allreduce", "allreduce_rmsnorm_fp8"])
 def test_slots_are_cleared_before_a_later_call_of_another_kind_uses_them(first, fault):
-    """In a two-shot call of several rounds, a rank may learn that a peer has cleared its slots only through the results
-    of a third rank.
+    """In a two-shot call of several rounds, a rank may learn only from the results of a third rank that the slots of a
+    peer are clear.
     """
     large, small = (random_inputs(np.random.default_rng(11), 3, (9, 520), kind) for kind in ("float32", "bfloat16"))
     with (
@@ -397,7 +400,9 @@ def test_slots_are_cleared_before_a_later_call_of_another_kind_uses_them(first, 
 
 @pytest.mark.emulated
 def test_a_scale_that_is_not_cleared_gives_wrong_results():
-    """A stale scale does no harm if words arrive in order, so no result of such a schedule would show the mutant."""
+    """A stale scale does no harm if words arrive in order. The results of such a schedule do not show the fault, so the
+    slots are checked instead.
+    """
     for fault in ("", "scale-not-cleared"):
         with df.emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, workspace_bytes=SMALL) as group:
             with faults.in_kernels(fault):
@@ -415,7 +420,9 @@ def test_a_scale_that_is_not_cleared_gives_wrong_results():
 @pytest.mark.parametrize("op", ["allreduce", "allreduce_rmsnorm_fp8"])
 @pytest.mark.parametrize("algo", PUSH)
 def test_a_call_after_one_with_a_partial_last_round_is_exact(algo, op):
-    """The call reuses the slots of the round before the last, which the data of the last round show to be clear."""
+    """The next call reuses the slots of the round before the last. The data of the last round show that these slots are
+    clear.
+    """
     with (
         df.emu.Machine(devices=2, seed=1, race="strict") as machine,
         df.Group.local(2, driver=machine, workspace_bytes=4096, max_blocks=2) as group,

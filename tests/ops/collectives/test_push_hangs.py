@@ -178,7 +178,7 @@ def test_a_peer_that_stops_half_way_is_a_time_out_and_the_group_recovers(new_gro
 
 @pytest.mark.parametrize("algo", PUSH)
 def test_a_peer_that_stops_after_a_round_is_named_with_the_next_round(new_group, rng, algo):
-    """The others wait in a later round, which the message names."""
+    """The other ranks wait in a later round, which the message names."""
     group = new_group(3, workspace_bytes=SMALL)
     packs = 128 if algo == "push_one_shot" else 192
     large = random_inputs(rng, 3, 8 * packs * 3, "bfloat16")
@@ -199,7 +199,9 @@ def test_a_peer_that_stops_after_a_round_is_named_with_the_next_round(new_group,
 
 @pytest.mark.parametrize("algo", PUSH)
 def test_a_call_of_an_even_number_of_rounds_is_named(new_group, rng, algo):
-    """Such a call leaves the epoch unchanged, so every call that began with this epoch is a candidate."""
+    """A call of an even number of rounds leaves the epoch unchanged, so every call that began with this epoch may be
+    the one to name.
+    """
     group = new_group(3, workspace_bytes=SMALL)
     two = prepared(group, "allreduce", random_inputs(rng, 3, 8 * 200, "bfloat16"), algo)[0]
     one = prepared(group, "allreduce", random_inputs(rng, 3, 8 * 3, "bfloat16"), algo)[0]

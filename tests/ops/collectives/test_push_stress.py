@@ -152,7 +152,8 @@ def stress(driver: Any, n: int, rng: np.random.Generator, kinds: Any, number: in
     """Launch `number` calls of two groups, among them replays of a graph of six calls, with epochs that pass 2**32."""
     options = {"driver": driver, "workspace_bytes": 32 << 10 if kinds is FEW else 1 << 20, "max_blocks": 4}
     if kinds is MANY:
-        # Two groups, and those that other tests keep open in this process: 56 of the 132 multiprocessors of an H200.
+        # The two groups share the devices with groups that other tests keep open in this process. So each of the two
+        # takes 56 of the 132 multiprocessors of an H200.
         options["max_blocks"] = df.device(0, driver=driver).sm_count * 14 // 33
     with (
         faults.in_kernels(fault),
@@ -202,7 +203,7 @@ def test_calls_of_all_kinds_are_exact_if_warps_fall_behind_at_random(driver, rng
 @pytest.mark.gpu
 @pytest.mark.gpus(2)
 def test_calls_that_move_bytes_between_sums_are_exact(driver, rng):
-    """Calls that move any bytes stand between sums, on the same slots; warps pause at random."""
+    """Calls that move bytes of any values run between sums, in the same slots; warps pause at random."""
     stress(driver, 2, rng, (*FEW, *MOVES), calls_of(driver, 0) // 4, "warps-that-fall-behind")
 
 

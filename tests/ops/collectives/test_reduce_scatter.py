@@ -69,7 +69,9 @@ def test_parts_larger_than_the_workspace_take_rounds_or_chunks(new_group, rng, a
 
 @pytest.mark.gpus(3)
 def test_large_parts_are_sent_ahead_of_the_sums(new_group, rng, monkeypatch):
-    """Here every part is sent ahead, so small ones suffice: in one round and several, in place, between other calls."""
+    """Here every part is sent ahead, so small parts suffice. Calls take one round or several; calls of `allreduce` and
+    calls in place follow.
+    """
     monkeypatch.setattr(scatter, "depth", lambda packs: 2)
     for workspace_bytes in (4096, 1 << 16):
         group = new_group(3, workspace_bytes=workspace_bytes, max_blocks=1)

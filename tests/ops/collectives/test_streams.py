@@ -97,7 +97,7 @@ def test_a_call_follows_foreign_arrays_and_they_follow_the_call(group, others):
     call = df.allreduce.prepare(group, foreign, ys)
     for position in (2, 0, 1):
         call.launch(rank=position)
-        # the owner's stream reuses the memory, in its own order
+        # the owner's stream reuses the memory in stream order
         fill_late(group, xs[position], 0, ns=0)(others[position])
     group.synchronize()
     assert_bits(ys, ones(3))
@@ -291,7 +291,7 @@ def test_a_launch_on_foreign_streams_records_one_event_per_rank(group, hosts):
 @pytest.mark.emulated
 def test_a_foreign_arrays_stream_that_is_closed_after_prepare_orders_nothing(hosts):
     """DLPack names no stream here, so the contents are ordered on the device's own stream, which is then closed."""
-    with df.emu.Machine(devices=3) as machine:  # the stream is not used again
+    with df.emu.Machine(devices=3) as machine:  # no shared machine, as `rank.stream` is closed below
         group = df.Group.local(3, driver=machine, max_blocks=4)
         xs = [DLPackOnly(x) for x in place(group, hosts)]
         ys = garbage(group, COUNT, "bfloat16")

@@ -33,7 +33,7 @@ def call_of(group, hosts, algo="push_one_shot", level=EARLY):
 
 
 def triggers(call):
-    """Whether the launches of all ranks trigger their dependents early."""
+    """Whether the launches of a call trigger their dependents early, which must be the same on all ranks."""
     (found,) = {ready.parameters.call.early_trigger for ready in call._ready}
     return bool(found)
 

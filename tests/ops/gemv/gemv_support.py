@@ -41,8 +41,8 @@ def case(
     scales: str | None = None,
     act_scales: str | int | None = None,
 ) -> Case:
-    """Random arrays of a call. With `m` None act is [K]. `scales` is None, "tensor", "row" or "group"; `act_scales` is
-    None, "tensor", "row" or the number of columns of a group.
+    """Random arrays of a call. If `m` is None, act is [K]. `scales` is None, "tensor", "row" or "group"; `act_scales`
+    is None, "tensor", "row" or the number of columns of a group.
     """
     shapes = {"tensor": (), "row": (n,), "group": (n, -(-k // 128))}
     factors = None if scales is None else rng.uniform(0.5, 2, shapes[scales]).astype(np.float32)

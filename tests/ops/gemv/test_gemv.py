@@ -30,7 +30,7 @@ BF16 = dtypes.get("bfloat16").numpy
         (5, 1024, 3),  # fewer rows than multiprocessors
         (6, 1024, 5),
         (43, 1032, 30),  # normed and other rows in one step
-        (200, 264, 131),  # several steps, and 131 normed columns, which end within a pack
+        (200, 264, 131),  # several steps; the 131 normed columns end within a pack
         (31, 7168, 24),  # a row of 28 groups
         (13, 8448, 9),  # more groups than lanes
         (9, 33000, 5),  # a team loads a row in several steps
@@ -72,8 +72,9 @@ def test_the_norm_takes_more_columns_than_it_polls_at_a_time(device, rng):
 
 
 def test_the_norm_takes_more_columns_than_shared_memory_holds(device, driver, rng):
-    """The last block then reads its words twice. The emulated device has less shared memory than an H100, so that a
-    kernel which needs the shared memory of an H100 would not start."""
+    """With so many normed columns the last block reads its words twice. The emulated device has less shared memory than
+    an H100, so that a kernel which needs the shared memory of an H100 would not start.
+    """
     with contextlib.ExitStack() as stack:
         if driver == "emu":
             machine = stack.enter_context(df.emu.Machine(devices=1, sm_count=3, arch="sm_89"))
@@ -225,7 +226,9 @@ def test_zero_and_negative_gammas_have_the_bits_of_the_reference(device, rng):
 
 
 def test_nans_and_infinities_have_the_bits_of_the_reference(device, rng):
-    """A NaN or an infinity in a normed row makes its norm NaN or zero, and no other. NaN results are canonical."""
+    """A NaN or an infinity in a normed row of the weight makes all normed values NaN or zero; in another row it changes
+    none of them. NaN results are canonical.
+    """
     for place, value in ((2, np.nan), (2, np.inf), (8, np.nan), (8, -np.inf)):
         values = case(rng, None, 11, 520, 6)
         values.weight[place, 77] = value

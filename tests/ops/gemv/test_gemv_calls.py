@@ -205,7 +205,9 @@ def test_a_wait_without_an_end_is_reported(rng, values):
 
 @pytest.fixture
 def state(device, arrays):
-    """Sets a word of the state that the calls on the device's own stream keep: epoch 0, abort 1, users 3."""
+    """`state(word, value)` sets a word of the state of calls on the device's own stream. Word 0 is the epoch, 1 the
+    abort word, 3 the number of users.
+    """
     call(arrays)
 
     def set_(word: int, value: int) -> None:

@@ -68,7 +68,9 @@ def biased(rng):
 
 
 def test_bias_and_epilogue_come_before_the_norm(device, rng, biased):
-    """The epilogue sees every column of y, by its index, its row of act and its row of the weight."""
+    """The epilogue is applied to all columns of y: `i` is the index of an element, `row` its row of act, `col` its row
+    of the weight.
+    """
     values, bias = biased
     shift = numbers(rng, (43,), "bfloat16")
     epilogue = df.Epilogue(
