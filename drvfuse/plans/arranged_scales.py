@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scales that are gathered in a layout in which rows do not stay whole: how they are rearranged, and chunks of them."""
+"""How scales are gathered in a layout in which rows do not stay whole: their places in the result, and chunks."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class ScalesChunk:
 
 
 def chunks_of_scales(whole: Arrangement, payload_bytes: int, slots: int) -> list[ScalesChunk]:
-    """All scales in as few chunks as possible where a payload has `slots` slots, each for a chunk of a rank.
+    """All scales, in as few chunks as possible. A payload has `slots` slots, each for one rank's bytes of a chunk.
 
     Raises ArgumentError for a payload that cannot hold a column, or the tiles of 128 rows, of `slots` ranks.
     """

@@ -104,7 +104,7 @@ class BackwardShape(NamedTuple):
 
     @property
     def team_columns(self) -> int:
-        """The number of columns of all packs of a team, at least that of the tensor."""
+        """The number of columns that the packs of a team have together, at least that of the tensor."""
         return 256 * self.team_warps * self.packs
 
     def sum_bytes(self, sums: int) -> int:

@@ -21,7 +21,7 @@ from .traffic import Traffic
 from .tuning import Costs
 
 PUSH = ("push", "relay")
-_BLOCKS_OF_OWN = 8  # every eighth block copies bytes that stay, in grids of at least eight blocks (move.cu)
+_BLOCKS_OF_OWN = 8  # every eighth block copies bytes that stay on their rank, in grids of eight or more (move.cu)
 _KEY_BYTES = 4  # bytes of the key of a warp's packs (cu/collectives/move_push.cu)
 
 
@@ -218,7 +218,7 @@ def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
         local = 4 * remote if staged else 2 * remote  # the driver reads on one device, and writes on the other
         return Traffic(2 * own + local, remote)
     once = sum(table[i][i - 1].nbytes for table in work.tables for i in range(work.ranks) if work.ranks > 1)
-    if algo == "push" and work.same and work.ranks > 1:  # bytes are read once, for all peers and for the own output
+    if algo == "push" and work.same and work.ranks > 1:  # bytes are read once, for all peers and the rank's own output
         return Traffic(own + once + 3 * remote, remote)
     if algo in PUSH:  # bytes are read; on the other device polled, cleared and written
         return Traffic(2 * own + (once if work.same else remote) + 3 * remote, remote)

@@ -53,8 +53,8 @@ class Inside:
 
 @dataclass(frozen=True)
 class Crossing:
-    """`nbytes` >= 1 bytes of part `part` that rank `sender` sends to rank `receiver` of another node, to its output or
-    its payload."""
+    """`nbytes` >= 1 bytes of part `part` that rank `sender` sends to the output or the payload of rank `receiver` on
+    another node."""
 
     sender: int
     receiver: int
@@ -191,8 +191,9 @@ def broadcast(nbytes: int, root: int, ranks: NodeRanks) -> list[Step]:
 
 
 def all_to_all(table: Moves, ranks: NodeRanks, payload_bytes: int) -> list[Step]:
-    """The steps of an all-to-all. Rows for rank k of another node are first copied to the payload of rank k of the own
-    node, and sent from there, in chunks that fit into `payload_bytes`. The rows that stay inside a node are moved last.
+    """The steps of an all-to-all. Rows for rank k of another node are first copied to the payload of rank k of the
+    sender's node, and sent from there, in chunks that fit into `payload_bytes`. The rows that stay inside a node are
+    moved last.
 
     Rows for a rank's own peers are copied to its payload too: in an in-place call received bytes replace bytes to be
     sent, so a whole chunk must be in payloads before any part of it is received.
@@ -229,7 +230,7 @@ def _inside(
     same: bool = False,
     arrangement: Arrangement | None = None,
 ) -> Inside:
-    """The moves of the tables that stay inside nodes, to the outputs."""
+    """A step with those moves of `tables` that stay inside nodes, from `source` to the outputs."""
     kept = [ranks.table({(i, j): part[i][j] for i, j in ranks.pairs()}) for part in tables]
     return Inside(tuple(kept), source, Place.OUTPUT, same, arrangement=arrangement)
 

@@ -26,7 +26,8 @@ _FLOAT = 4
 @dataclass(frozen=True)
 class ScatterChunk:
     """The elements [begin, end) of each rank's part, and the layout of partial sums in every payload. From offset
-    `area` on there is a place for each node's sums of the own part, and then a place for the sums to each other node.
+    `area` on there is a place for each node's sums of the rank's own part, and then a place for the sums to each
+    other node.
 
     A place has float32 packs of `width` elements, one for each pack of the largest part of the chunk. The
     sums lie in it as their elements do in packs of the tensor, so the first and the last pack may be used in part.
@@ -60,7 +61,7 @@ class ScatterChunk:
         return self.area + (2 * self.nodes - 1) * self.stride
 
     def received(self, node: int) -> int:
-        """The offset of the sums of the own part that come from `node`."""
+        """The offset of the sums of the rank's own part that come from `node`."""
         return self.area + node * self.stride
 
     def sent(self, step: int) -> int:

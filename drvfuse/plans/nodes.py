@@ -16,7 +16,7 @@ from .limits import ceil_div
 
 _FLOAT = 4
 STATUS_BYTES = 16
-"""The status of a place, behind its partial sums (cu/collectives/nodes.cuh)."""
+"""The bytes of the status of a place, which follows its partial sums (cu/collectives/nodes.cuh)."""
 _MAX_PAYLOAD = 2**32 - 1  # the largest payload in bytes: the fused kernels' offsets have 32 bits
 
 

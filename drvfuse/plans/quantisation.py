@@ -69,8 +69,8 @@ class Quantisation:
     `scales` the dtype of the scales (None where no scales are written). `group` is the number of columns of a scale, 0
     for kinds other than "group". `scale` is the scale given to `static` or the tensor scale of `nvfp4`, else 1.
 
-    The methods that make a description raise ArgumentError for a dtype, layout, number or group that does not exist,
-    and ops raise it for columns that the group does not divide.
+    The class methods that make a `Quantisation` raise ArgumentError for a dtype, layout, number or group that does
+    not exist, and ops raise it for columns that the group does not divide.
 
     >>> mx = df.Quantisation.mxfp8(layout="tiles")
     >>> mx.scales, mx.groups(256), mx.scales_shape((100,), 256)
@@ -86,7 +86,7 @@ class Quantisation:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raise ArgumentError for what none of the class methods makes."""
+        """Raise ArgumentError for values of the fields that no class method sets."""
         form = self.kind, _name(self.dtype), self.group, _name(self.scales)
         whole = self.layout == "row" or (self.group and self.layout == "column")
         tiled = self.layout == "tiles" and self.scales is not None and self.scales.itemsize == 1 and self.group

@@ -12,5 +12,6 @@ MAX_WORD_ROWS = 2048
 MAX_WORD_SUMS = 1 << 16
 WORDS_BYTES = STATE_BYTES + 8 * (2 * MAX_WORD_BLOCKS + MAX_WORD_ROWS + MAX_WORD_SUMS)  # the size of `struct GridWords`
 
-# The offset of the words of the backward ops, which are 0 between launches. They follow the words of all other ops.
+# The offset of the words of the backward ops. These words are 0 between launches, and follow the words of all other
+# ops.
 SUMS_AT = -(-max(WORDS_BYTES, GRID_BYTES) // 16) * 16

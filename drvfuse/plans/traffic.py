@@ -4,7 +4,7 @@
 The numbers follow from the algorithms and are not measured. They count tensors and their copies in workspaces, without
 barrier words, gamma and epilogue parameters. `local` bytes are in the memory of the accessing rank's own device,
 `remote` bytes in that of another device. A pushed word is stored remotely, read locally by the poll that finds it, and
-cleared. An access by a multicast address counts once in the memory of every rank, the own one included.
+cleared. An access by a multicast address counts once in the memory of every rank, the accessing rank included.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def adding_residual(algo: str, ranks: int, nbytes: int) -> Traffic:
 
 
 def of_nodes(nodes: int, inside: Traffic, elements: int, places: int) -> Traffic:
-    """Traffic of a call over several nodes, each of which has `inside` traffic and `elements` float32 partial sums.
+    """Traffic of a call over several nodes: each node has the traffic `inside`, and `elements` float32 partial sums.
 
     The sums of `places` nodes are written, by a kernel or by the exchange, and read. In the order "engine" `places` is
     1, and the exchange counts as sending the sums of every node to another node and back once.

@@ -112,8 +112,8 @@ struct Products {
 
     // Adds the sums of all threads of the team. All of them call it; it contains a barrier of the team if the team has
     // several warps. Warps exchange their sums in `words`, and the caller passes two such arrays alternately, row by
-    // row: a warp that stores to one of them has passed the barrier of the row before, at which every warp arrived
-    // after it had read the sums of the row before that.
+    // row. So a warp that stores to an array has passed the barrier of the previous row. Every warp arrived there
+    // after it had read the sums that the same array held before.
     __device__ __forceinline__ void add_over_team(float (&words)[TEAMS][SUMS][TEAM_WARPS], int team, int warp) {
 #pragma unroll
         for (int mask = 16; mask > 0; mask /= 2) {

@@ -3,8 +3,8 @@
 // rows are processed, so the number of bytes in flight does not depend on registers.
 //
 // A slot holds a whole row: x, the arrays g, then the scales. Each of these must be aligned to 16 bytes, and its size
-// must be a multiple of 16. Slots are aligned to SLOT_ALIGNMENT bytes, since copies to slots that are aligned to 16
-// bytes took a tenth longer.
+// must be a multiple of 16. Slots are aligned to SLOT_ALIGNMENT bytes, since copies to slots that are aligned only to
+// 16 bytes took a tenth longer.
 //
 // Memory ordering. The team's first thread issues the copies. A copy completes on the slot's mbarrier, and a thread
 // reads the slot after it has waited for the mbarrier's phase. The slot is filled again after a barrier of the team
@@ -23,7 +23,8 @@ public:
         return (bytes(p) + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
     }
 
-    // Called by all threads of the team, with the team's slots and mbarriers. `copies`: this thread issues the copies.
+    // Called by all threads of the team, with the team's slots and mbarriers. `copies`: whether this thread issues
+    // the copies.
     __device__ __forceinline__ Ring(const BackwardParams& p, u8* slots, Mbarrier* barriers, bool copies)
         : p_(p), slots_(slots), barriers_(barriers), slot_(0), parity_(0), copies_(copies) {
         if (copies_) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward kernels of the FP8 norms: parameters, and loads and stores of a row: x, its scales, the arrays g, rstd
-// and mean; dx.
+// What the backward kernels of the FP8 norms share: their parameters, loads of a row (x, its scales, the arrays g,
+// rstd and mean), and stores of dx.
 //
 // A thread of a team has PACKS packs of 8 columns, SPAN columns apart, in registers. Loads are predicated and volatile,
 // so they are issued in program order. Elements that do not exist are undefined with ALIGNED, else 0.
@@ -21,7 +21,7 @@ constexpr int TEAM_THREADS = 32 * TEAM_WARPS;  // threads of a team
 constexpr int THREADS = TEAMS * TEAM_THREADS;  // threads of a block
 constexpr int SPAN = TEAM_THREADS * WIDTH;     // columns between two packs of a thread
 
-// drvfuse/ops/coat/rmsnorm_backward.py has the same layout. Strides are in elements.
+// The kernel's parameters. drvfuse/ops/coat/rmsnorm_backward.py has the same layout. Strides are in elements.
 struct BackwardParams {
     const u8* x;           // [rows, columns], with `x_stride`
     const bf16* scales;    // s_x [rows, ceil(columns / QB)], with `scale_stride`

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sums dw and db over all rows of fp8_rmsnorm_backward.cu. Each block adds the rows of its segments and publishes
-// the sums as words in the workspace. Then each block adds the words of all segments for some of the columns.
+// How fp8_rmsnorm_backward.cu computes dw and db, the sums over all rows. Each block adds the rows of its segments
+// and publishes the sums as words in the workspace. Then each block adds the words of all segments for some of the
+// columns.
 //
 // Memory ordering. A word is the complement of the bits of a sum, or 0 if the sum is not published yet. No sum has all
 // bits set, since arithmetic gives 0x7fffffff for a NaN; so no published word is 0. The block that adds the segments
 // polls the words by relaxed loads: each word carries its own readiness and guards no other memory. The thread that has
-// read a word then stores 0, which the next launch expects. So there is no barrier between blocks, no fence, which
-// would wait for the stores of dx, and no launch number.
+// read a word then stores 0, which the next launch expects. So there is no barrier between blocks and no fence (a
+// fence would wait for the stores of dx), and words need no launch number.
 //
 // Order of words. A quad is 4 columns. Quad q of a row belongs to thread q % TEAM_THREADS of a team, so that the stores
 // of a warp are contiguous; quad_column() returns its columns.

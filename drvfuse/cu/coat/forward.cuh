@@ -24,12 +24,12 @@
 // Estimate of the maximum. The scale depends on all rows, so y is not known when x is first read. The kernels first
 // compute rstd * max|x * s * w| of each row instead. Since x * s is exact, this estimate, with each step rounded, has a
 // relative difference of at most 5 * 2^-24 from the row's largest |y|. The scale is a monotone function of the maximum,
-// rounded to bf16. So if the ends of that range, widened to 2^-21, give the same scale, then it is the scale.
-// Otherwise, for one tensor in some thousands, all blocks compute every y of their part and exchange the exact maxima.
-// They also do so if a weight, an rstd or the estimate is NaN, or so large or small that a step may have a larger
-// error. Bounds: with rstd >= 2^-20 no |x * s| exceeds 2^20 * sqrt(columns), and no scale of an x that is not 0 exceeds
-// 2^36 * sqrt(columns). With |w| and rstd <= 2^20 the errors of underflow are then far below 2^-24 of a maximum of
-// 2^-40.
+// rounded to bf16. So if the products of the estimate with 1 - 2^-21 and with 1 + 2^-21 give the same scale, then it
+// is the scale. Otherwise, for one tensor in some thousands, all blocks compute every y of their part and exchange
+// the exact maxima. They also do so if a weight, an rstd or the estimate is NaN, or so large or small that a step may
+// have a larger error. Bounds: with rstd >= 2^-20 no |x * s| exceeds 2^20 * sqrt(columns), and no scale of an x that
+// is not 0 exceeds 2^36 * sqrt(columns). With |w| and rstd <= 2^20 the errors of underflow are then far below 2^-24
+// of a maximum of 2^-40.
 //
 // NaN. If all y of a row are NaN, as with a NaN rstd, the maximum is NaN. Other NaN elements are ignored.
 //
@@ -59,7 +59,7 @@ constexpr int TILE_COLUMNS = 32 / ROW_LANES * TC;  // columns of a warp's tile
 constexpr u32 UNDECIDED = 0xffffffffu;             // exceeds the bits of every magnitude: no estimate is possible
 constexpr float WEIGHT_LIMIT = 0x1p20f;            // the largest |w| for which the estimate of the maximum is used
 
-// drvfuse/ops/coat/rmsnorm_forward.py has the same layout. Strides are in elements.
+// The kernel's parameters. drvfuse/ops/coat/rmsnorm_forward.py has the same layout. Strides are in elements.
 struct ForwardParams {
     const u8* x;           // [rows, columns], with `x_stride`
     const bf16* scales;    // s_x [rows, ceil(columns / QB)], with `scale_stride`
@@ -79,7 +79,7 @@ struct ForwardParams {
     int groups;            // groups of BLOCK_ROWS rows of each block or team
     int longer;            // the number of the first blocks or teams, which have one group more
     int part_columns;      // fp8_norm_forward_rows.cu: columns of each of the blocks that share a group of rows
-    int resident_columns;  // fp8_norm_forward_rows.cu: columns of a block whose x stays in shared memory
+    int resident_columns;  // fp8_norm_forward_rows.cu: a block's first columns, whose x stays in shared memory
     int chunk_rows;        // rows that phase 1 reduces between two block barriers
     float epsilon;         // the number added to the mean of squares
     int early_trigger;     // 1: trigger dependent launches early, 0: after the last store
@@ -237,8 +237,8 @@ __device__ __forceinline__ u32 scale_from_estimate(u32 estimate) {
     return low == high ? low : UNDECIDED;
 }
 
-// Returns the bits of the scale for the tensor's exact largest |y|, whose bits `maximum` has, or UNDECIDED for
-// UNDECIDED.
+// Returns the bits of the scale, where `maximum` has the bits of the tensor's exact largest |y|. Returns UNDECIDED if
+// `maximum` is UNDECIDED.
 __device__ __forceinline__ u32 scale_from_exact(u32 maximum) {
     return maximum == UNDECIDED ? UNDECIDED : fp8_scale_bits<X>(__uint_as_float(maximum));
 }

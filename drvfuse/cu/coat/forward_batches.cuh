@@ -7,8 +7,8 @@
 #include "coat/forward_tiles.cuh"
 
 // The loop of a warp over its batches of a chunk of rows, in an order with few changes of segment. One batch is
-// processed while the next one is loaded. The batches do not alternate between two sets of registers: then all loads of
-// an iteration would count on one scoreboard, and each would wait for the others.
+// processed while the next one is loaded. The batches do not alternate between two sets of registers: with two sets,
+// all loads of an iteration would count on one scoreboard, and each load would wait for the others.
 struct BatchLoop {
     Position position;  // the position of `batch`
     int left;           // the number of batches that are not processed yet, from `position` on

@@ -24,8 +24,8 @@
 // `squares` is null.
 __device__ __forceinline__ float pack_sum(const Batch& batch, int r, float* squares = nullptr) {
     float sum = 0.0f, squared = 0.0f;
-    // A loop in place of for_each_value(), with which NVRTC orders the instructions of fp8_norm_forward_rows.cu
-    // otherwise.
+    // This loop takes the place of for_each_value(), with which NVRTC would order the instructions of
+    // fp8_norm_forward_rows.cu in another way.
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         float v[4];

@@ -7,7 +7,7 @@
 // words of all blocks. A word carries its own readiness and guards no other memory, so all accesses are relaxed. Thread
 // 0 of a block reads the epoch and passes it to the other threads through shared memory, before a block barrier. So a
 // block stores no word before it has read the epoch. Block 0 advances the epoch after it has read a word of every
-// block, so after every block has read it.
+// block, so after every block has read the epoch.
 // Failure: scratch.cuh. After a time-out qy, qy_t, the scale, mean and rstd are undefined.
 #pragma once
 #include "coat/forward.cuh"
@@ -34,8 +34,8 @@ struct Meetings {
     }
 };
 
-// Publishes this block's maximum in exchange `round`, 0 or 1. All threads of the block call it; it begins with a block
-// barrier, after which all of them have raised the maximum.
+// Publishes this block's maximum in exchange `round`, 0 or 1. All threads of the block call it; it begins with a
+// block barrier, at which the threads arrive after they have raised the maximum.
 __device__ __forceinline__ void publish_maximum(GridWords* words, int round, const Maximum& maximum, u32 epoch) {
     __syncthreads();
     const bool absent = FAULT("block-1-absent") && blockIdx.x == 1;

@@ -174,8 +174,8 @@ __device__ __forceinline__ Pair row_total(const TilesShared& shared, u64* words,
     return {__float_as_uint(total), largest};
 }
 
-// Waits for `count` words that are `stride` words apart, and sets `maximum` to the largest value in all lanes. Word i
-// is stored by block i * blocks. Called by a whole warp. Returns false on a time-out.
+// Waits for `count` words that are `stride` words apart, and sets `maximum`, in all lanes, to the largest value of
+// the words. Word i is stored by block i * blocks. Called by a whole warp. Returns false on a time-out.
 __device__ __forceinline__ bool await_maxima(u32& maximum, const u64* words, int count, int stride, int blocks,
                                              u32 epoch, const Scratch& scratch) {
     Patience patience(scratch, true);

@@ -186,8 +186,8 @@ struct Piece {
     }
 };
 
-// The tiles that a warp quantises among those of `strips` strips, which are columns of tiles of the block. Either all
-// of these tiles are near or all are far.
+// The tiles that a warp quantises, among the tiles of `strips` strips. A strip is one column of the block's tiles.
+// Either all tiles of the strips are near or all are far.
 template <bool NEAR>
 struct Tiles {
     static constexpr int AHEAD = NEAR ? 1 : QUADS;  // quads in flight

@@ -13,8 +13,8 @@
 // for the maximum, then the blocks exchange their maxima, and each warp quantises its tiles from the last to the first,
 // since L2 may still hold those that were read last.
 //
-// Storage. With FIND a warp keeps the last tile that it has read in registers, and the up to KEPT tiles before that one
-// in its part of shared memory. It reads all others again.
+// Storage. With FIND a warp keeps in registers the last tile that it has read, and in its part of shared memory up to
+// KEPT tiles before that one. It reads all others again.
 //
 // Memory ordering. Blocks exchange only their maxima (grid_barrier.cuh). A lane reads from shared memory only what it
 // has stored itself.
@@ -43,7 +43,7 @@ constexpr bool COLUMNS_OUT = DRVFUSE_COLUMNS_OUT;  // y_t is stored
 constexpr int TILE_ROWS = ROW_LANES * TR;          // rows of a warp's tile
 constexpr int TILE_COLUMNS = 32 / ROW_LANES * TC;  // columns of a warp's tile
 
-// drvfuse/ops/coat/division.py has the same layout.
+// The kernel's parameters. drvfuse/ops/coat/division.py has the same layout.
 struct DivisionParams {
     const X* x;         // [rows, columns], with `x_stride`
     Scale* scale;       // the scale: with FIND a result, else an operand

@@ -32,7 +32,7 @@ constexpr bool ADD = DRVFUSE_ADD;                   // the kernel adds a and b
 constexpr bool NORM = DRVFUSE_NORM;                 // the kernel normalises x
 constexpr bool HOLD = PACKS * sizeof(Weight) <= 8;  // the weights stay in registers
 
-// drvfuse/ops/coat/group_scales.py has the same layout. Strides are in elements.
+// The kernel's parameters. drvfuse/ops/coat/group_scales.py has the same layout. Strides are in elements.
 struct GroupParams {
     const u16* a;          // [rows, columns], bf16, with `a_stride`; with ADD
     const u16* b;          // [rows, columns], bf16, with `b_stride`; with ADD

@@ -40,7 +40,7 @@
 #include "coat/forward_meeting.cuh"
 
 constexpr int PARTS = DRVFUSE_PARTS;  // blocks that share a group of rows
-// Whether the first near tile is loaded only after the far tiles, during which no registers are left for it.
+// Whether the first near tile is loaded only after the far tiles, which leave no registers for it.
 constexpr bool LOADS_NEAR_LATE = LAYER && AFFINE;
 static_assert(KNOWN || PARTS == 1, "p.rstd is read by the block that has written it");
 static_assert(!GUESSED || PARTS == 1, "a block guesses the rstd of whole rows");
@@ -253,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     const int strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;  // columns of tiles
     const int near_strips = min(strips, p.resident_columns / TILE_COLUMNS);
     const int far_count = count / TILE_ROWS * (strips - near_strips);  // far tiles of the block
-    // The warps take near tiles in the order in which they come free of far tiles.
+    // The warps take near tiles in the order in which the warps finish their far tiles.
     const int near_index = (warp + WARPS - far_count % WARPS) % WARPS;
     Tiles<false> far_tiles(rows, near_strips, strips - near_strips, warp);
     Tiles<true> near_tiles(rows, 0, near_strips, near_index);

@@ -11,8 +11,7 @@
 // lanes of a warp, four have different packs of the same rows, in two pairs of neighbouring packs, and eight have
 // different rows of the same pack. So whole sectors of 32 bytes of qy and of qy_t are written at once.
 //   Phase 1         Each lane computes, for each of its rows, the sum of squares and the largest |x * s * w| of its
-//   pack.
-//                   Each block adds the packs that it has.
+//                   pack. Each block adds the packs that it has.
 //   Row exchange    The blocks of a strip exchange these sums and maxima. Each block completes the sums, so it has the
 //                   rstd of the strip's rows and the strip's estimate of the largest |y|.
 //   Grid exchange   The first block of each strip publishes the strip's estimate. All blocks read the estimates of all
@@ -138,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     if (!use.met(given_up)) return;
 
     // Grid exchange, by the first warp of each block.
-    const auto exchange_of_blocks = [&](u32& largest, u64* block_words, int stride) {  // returns whether it gave up
+    const auto exchange_of_blocks = [&](u32& largest, u64* block_words, int stride) {  // returns whether a wait gave up
         if (lane == 0) leave_word(block_words + blockIdx.x * stride, epoch, largest);
         return !await_maxima(largest, block_words, int(gridDim.x), stride, 1, epoch, p.scratch);
     };

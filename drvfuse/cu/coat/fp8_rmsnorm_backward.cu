@@ -6,8 +6,7 @@
 // without WEIGHTED):
 //   c1 = sum of xhat * wdy over the row * (1 / columns)
 //   c2 = sum of wdy over the row * (1 / columns)               with CENTRED only
-//   dx = (wdy - xhat * c1) * rstd, with CENTRED (wdy - (xhat * c1 + c2)) * rstd                       [rows, columns]
-//   bf16
+//   dx = (wdy - xhat * c1) * rstd, with CENTRED (wdy - (xhat * c1 + c2)) * rstd                  [rows, columns] bf16
 //   dw = sum of g * xhat over all rows                         with WEIGHTED only                     [columns]
 //   db = sum of g over all rows                                with WEIGHTED and CENTRED only         [columns]
 // x [rows, columns] is FP8 with bf16 group scales s_x, rstd and mean are fp32 [rows], w has the type of dw and db. g is
@@ -60,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
     __shared__ __align__(16) float warp_sums[2][TEAMS][SUMS][TEAM_WARPS];
     const int lane = threadIdx.x % 32;
     const int warp =
-        __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // the shuffle tells the compiler that it is uniform
+        __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // the shuffle tells the compiler that the value is uniform
     const int team = warp / TEAM_WARPS, member = threadIdx.x % TEAM_THREADS;
     const int column = member * WIDTH;
 

@@ -66,7 +66,7 @@ __device__ __forceinline__ void send_pair(Exchange& exchange, u32 turn, int inde
     }
 }
 
-// Waits for the pairs of this turn of all warps. Called by all threads.
+// Waits until the pairs that all warps send in this turn have arrived. Called by all threads.
 __device__ __forceinline__ void await_pairs(Exchange& exchange, u32 turn) {
     if constexpr (CLUSTER > 1) {
         exchange.wait(turn, 0);

@@ -11,7 +11,7 @@
 // Memory ordering. All threads of a team call `sum` and `any` together. Warps of a team exchange the sums of segments
 // through shared memory: they store them, pass the team's named barrier, and load them. There are two sets of words,
 // which sums use alternately, so one barrier per sum suffices: a warp that stores to a set has passed the barrier of
-// the sum before, at which every warp arrived after it had loaded the words of the last sum in this set.
+// the previous sum. Every warp arrived there after it had loaded the earlier words of this set.
 #pragma once
 #include "common/fp8_rows.cuh"
 #include "ptx/special.cuh"

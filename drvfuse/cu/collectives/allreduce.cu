@@ -9,8 +9,8 @@
 //   STAGED     inputs that peers cannot read: each rank first copies its input, chunk by chunk, into its payload.
 //   LOCAL      the sources lie on this device and are complete before the launch, so there is no barrier (algorithm
 //              "naive").
-//   NODES      (two_stage, not STAGED) the ranks are those of one node, and the sources are the partial sums of all nodes
-//              for this rank's part (nodes.cuh). There is one chunk, and results take one half.
+//   NODES      (two_stage, not STAGED) the ranks are those of one node, and the sources are the partial sums of all
+//              nodes for this rank's part (nodes.cuh). There is one chunk, and results take one half.
 //   DRVFUSE_MANY (NODES) the packs are those of several tensors (many.cuh).
 // Payload, in chunks of `chunk_packs`:
 //   one_stage staged   two halves of chunk input packs, used in turn

@@ -10,8 +10,9 @@
 //   STAGED      the inputs do not lie in multicast memory at one offset: each rank first copies its input, chunk by
 //               chunk, into its staging memory, by that memory's own address. A partial last pack is filled up with
 //               zeros.
-//   TO_OUTPUTS  (two_stage, not STAGED) the outputs lie in multicast memory at one offset, and results are stored there in
-//               one chunk. Otherwise results are stored to the staging memories, and each rank copies them to its output.
+//   TO_OUTPUTS  (two_stage, not STAGED) the outputs lie in multicast memory at one offset, and results are stored
+//               there in one chunk. Otherwise results are stored to the staging memories, and each rank copies them
+//               to its output.
 // Staging memory, in chunks of `chunk_packs` packs (one_stage: of the tensor; two_stage: of every rank's range):
 //   one_stage STAGED   two halves of chunk packs, used in turn
 //   two_stage STAGED   ranks * chunk packs, by owner: inputs, and then results in the same places
@@ -34,14 +35,15 @@
 //   programmatic dependent launch), and the end of a writing kernel makes its writes known by other addresses only to
 //   kernels that begin later.
 //   Inputs are free when the rank's kernel completes: peers have loaded from them before they arrive at the end barrier
-//   (one_stage) or at the barrier of the last chunk (two_stage), and this rank waits for them there. STAGED: no other rank
-//   reads them.
-//   Staged inputs: stores to the own staging memory, barrier, loads by the multicast address.
-//   Results in staging memory: stores by the multicast address, barrier, loads from the own staging memory. STAGED:
-//   results overwrite the inputs of the same pack by the same address, in the thread that has loaded the sum of the
-//   pack.
-//   Results in outputs (TO_OUTPUTS): stores by the multicast address, after the start barrier and so after all accesses of
-//   earlier kernels, and before the barrier of results. So a rank's output is complete when its kernel completes.
+//   (one_stage) or at the barrier of the last chunk (two_stage), and this rank waits for them there. STAGED: no other
+//   rank reads them.
+//   Staged inputs: stores to a rank's own staging memory, barrier, loads by the multicast address.
+//   Results in staging memory: stores by the multicast address, barrier, loads from a rank's own staging memory.
+//   STAGED: results overwrite the inputs of the same pack by the same address, in the thread that has loaded the sum
+//   of the pack.
+//   Results in outputs (TO_OUTPUTS): stores by the multicast address, after the start barrier and so after all
+//   accesses of earlier kernels, and before the barrier of results. So a rank's output is complete when its kernel
+//   completes.
 //   Staging memory that is written again, in one_stage and in two_stage without STAGED: a half is written again two
 //   chunks later, after the barrier of the chunk between, at which every rank arrives after it has read the half. In
 //   two_stage with STAGED the copies of the next chunk overwrite the memory after the barrier of results, at which
@@ -126,7 +128,8 @@ __device__ __forceinline__ void broadcast_output(const AllreduceMultimemParams& 
     }
 }
 
-// Copies this thread's packs of the first `count` packs of the own staging memory to the output, from pack `first` on.
+// Copies this thread's packs of the first `count` packs of this rank's staging memory to the output, from pack
+// `first` on.
 __device__ __forceinline__ void take_results(const AllreduceMultimemParams& p, const char* from, i64 first, i64 count) {
 #pragma unroll 2
     for (i64 j = thread_index(); j < count; j += thread_count()) {

@@ -19,10 +19,10 @@
 //
 // Numerics. As in allreduce.cu: +0.0f plus ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
 //
-// Memory ordering. push.cuh. A thread sends, receives and clears packs of the same slots in every round: where a call has
-// several rounds, each sends chunk_packs packs, and the last one sends zeros beyond the end of the tensor. Only the own
-// rank reads an input, so it is free when the rank's kernel completes. The output may be the input, as the thread that
-// writes a pack has read it before.
+// Memory ordering. push.cuh. A thread sends, receives and clears packs of the same slots in every round: where a call
+// has several rounds, each sends chunk_packs packs, and the last one sends zeros beyond the end of the tensor. An
+// input is read only by its own rank, so it is free when the rank's kernel completes. The output may be the input, as
+// the thread that writes a pack has read it before.
 //
 // Failure. As push.cuh says. Outputs are undefined after a failure.
 #include "collectives/allreduce_packs.cuh"
@@ -52,7 +52,7 @@ struct Params : AllreducePushParams {
 using Params = AllreducePushParams;
 #endif
 
-// Loads pack `index` of the own input.
+// Loads pack `index` of this rank's input.
 __device__ __forceinline__ void load_own(InPack& pack, const Params& p, i64 index) {
 #ifdef DRVFUSE_MANY
     load_of_many(pack, p.many, index);
@@ -148,7 +148,8 @@ __device__ __forceinline__ void reduce(const Params& p, Pushing& push, const Uni
 }
 
 __device__ __forceinline__ void gather(const Params& p, Pushing& push, const Unit& unit) {
-    // This rank is RANKS - distance ranks after the owner, so the owner's words lie at that distance.
+    // This rank is RANKS - distance ranks after the owner, so the owner's words lie in the slots of distance RANKS -
+    // distance.
     const u32 offset = unit.results + unit.offset + (RANKS - unit.distance - 1) * unit.stride;
     u32 words[1][OutPack::words];
     push.receive(words, GATHER, offset, 0, unit.at.exists, (p.call.rank + unit.distance) % RANKS);
@@ -158,7 +159,8 @@ __device__ __forceinline__ void gather(const Params& p, Pushing& push, const Uni
     if (unit.at.exists && unit.at.inside) store_result(p, unit.at.index, pack);
 }
 
-// `own` is this thread's pack of the block's first unit of the round, which the caller has loaded.
+// The work of a block in one round. `own` is this thread's pack of the block's first unit of the round, which the
+// caller has loaded.
 __device__ __forceinline__ void two_shot(const Params& p, Pushing& push, Trace& trace, int round,
                                          InPack own EPILOGUE_REFERENCE) {
     const u32 units = (packs_of_round(p) + blockDim.x - 1) / blockDim.x;

@@ -13,8 +13,8 @@
 //   STAGED     inputs that peers cannot read: each rank first copies its input, chunk by chunk, into its payload.
 //   LOCAL      the sources lie on this device and are complete before the launch, so there is no barrier (algorithm
 //              "naive").
-//   NODES      (two_stage, not STAGED) the ranks are those of one node, and the sources are the partial sums of all nodes
-//              for this rank's rows (nodes.cuh). There is one chunk, and results take one half.
+//   NODES      (two_stage, not STAGED) the ranks are those of one node, and the sources are the partial sums of all
+//              nodes for this rank's rows (nodes.cuh). There is one chunk, and results take one half.
 // The forms of the norm and of the quantisation are in norm_form.cuh. A row has one scale, or one for each of its
 // groups or heads, in their order.
 // Payload, in chunks of `chunk_rows`; an input row takes packs * 16 bytes, an output row packs * pack bytes, rounded up
@@ -32,8 +32,8 @@
 // f = 1 / sqrt(sum(x^2) / columns + epsilon); y = (x * (gamma + weight_offset)) * f. IEEE operations, each rounded; the
 // order of sum(x^2) is in reduce.cuh. f > 0 and rounding is monotone, so max|y| is f * max|x * g| exactly, with
 // g = gamma + weight_offset, and one reduction gives both the sum and the maximum. LAYER: first x is replaced by
-// x - sum(x) / columns, which takes a reduction of its own. BETA: beta is added to y, and the maximum of the result takes a
-// third reduction. NORMED: y is also rounded to the input's type. Warps find the maxima of groups from y.
+// x - sum(x) / columns, which takes a reduction of its own. BETA: beta is added to y, and the maximum of the result
+// takes a third reduction. NORMED: y is also rounded to the input's type. Warps find the maxima of groups from y.
 //
 // Memory ordering. As in allreduce.cu, with rows in place of packs and blocks in place of threads: block b reads from a
 // peer only data that the peer's block b wrote, or that was complete before the peer's kernel began, and the barrier

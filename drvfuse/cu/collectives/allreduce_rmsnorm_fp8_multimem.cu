@@ -3,25 +3,25 @@
 // kernel per rank: a row's owner loads the sums of all ranks, and stores its results to all ranks.
 //
 // Layout. Rows, packs and threads as in allreduce_rmsnorm_fp8.cu. Rank k owns a range of rows (balanced). Without
-// residual the owner normalises and quantises, and stores output and scale of a row to all ranks' staging memories, from
-// which each rank copies them. With residual it stores residual_out, and every rank normalises every row: the same
-// operations on the same bits.
+// residual the owner normalises and quantises, and stores output and scale of a row to all ranks' staging memories,
+// from which each rank copies them. With residual it stores residual_out, and every rank normalises every row: the
+// same operations on the same bits.
 //   STAGED      the inputs do not lie in multicast memory at one offset, or rows are ragged: each rank first copies its
 //               input, chunk by chunk, into its staging memory, by that memory's own address.
-// Staging memory: ranks * `chunk_rows` slots of one row each, by owner; without STAGED two halves of these, used in turn.
-// A slot has whole packs. With STAGED it first holds an input row. Then it holds the results in the same place, or
-// after the input row where residual_out has more bytes. After these packs lie the scales, if the owner stores any: a
-// word for each scale, up to the next multiple of 16 bytes. After the scales lie the packs of the normed row, if its
-// owner stores it.
+// Staging memory: ranks * `chunk_rows` slots of one row each, by owner; without STAGED two halves of these, used in
+// turn. A slot has whole packs. With STAGED it first holds an input row. Then it holds the results in the same place,
+// or after the input row where residual_out has more bytes. After these packs lie the scales, if the owner stores
+// any: a word for each scale, up to the next multiple of 16 bytes. After the scales lie the packs of the normed row,
+// if its owner stores it.
 // A store to all ranks stores a pack of results: 16, 8 or 4 bytes. The threads of a warp store consecutive packs. The
 // type of the store instruction is f32, which every target has.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b processes rows b, b + blocks,
 // ... of each chunk of each owner. Threads: a multiple of 32 up to 512, at least ceil(packs of a row / DRVFUSE_PACKS).
 //
-// Numerics. The sum is in an unspecified order, with fp32 arithmetic, and 16-bit types are rounded by the load; x = +0.0f
-// + sum (+ residual, rounded to its type: residual_out). Everything after x is as in allreduce_rmsnorm_fp8.cu. A row is
-// summed once, so all ranks have the same bits.
+// Numerics. The sum is in an unspecified order, with fp32 arithmetic, and 16-bit types are rounded by the load;
+// x = +0.0f + sum (+ residual, rounded to its type: residual_out). Everything after x is as in
+// allreduce_rmsnorm_fp8.cu. A row is summed once, so all ranks have the same bits.
 //
 // Memory ordering. As in allreduce_multimem.cu, two_stage without TO_OUTPUTS, with rows in place of packs and blocks in
 // place of threads: block b accesses only those bytes of a peer's memory that the peer's block b accesses, or that no
@@ -99,7 +99,7 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedMultimemParams&
             } else {
                 float x[PACKS][W];
                 rows.sum(x, load);
-                // The results overwrite packs in the slot, which other warps may still be loading.
+                // All warps must have loaded their packs of the slot before results overwrite them.
                 if constexpr (STAGED && HEAD != 0) __syncthreads();
                 rows.normalise(
                     x, [&](int at, const OutPack& pack) { broadcast_pack(slot + at * sizeof(OutPack), pack); },

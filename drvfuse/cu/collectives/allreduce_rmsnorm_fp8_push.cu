@@ -27,8 +27,8 @@
 // indices; if a call has several rounds, all send equally many rows. The thread that has the first pack of a row, or of
 // the groups or heads whose scales are one word, sends and receives the word of these scales.
 // Inputs and residuals are read by their own rank alone. residual_output may be residual: a thread stores a pack after
-// it has read it, and in push_two_shot only the owner of a row reads its residual. gamma and beta may be read before the
-// wait for the producer (row_norm.cuh).
+// it has read it, and in push_two_shot only the owner of a row reads its residual. gamma and beta may be read before
+// the wait for the producer (row_norm.cuh).
 //
 // Failure. As push.cuh says. Outputs are undefined after a failure. cluster_reduce.cuh says why no block exits while
 // another sends to it.

@@ -2,11 +2,11 @@
 // The scales of gathered rows in a layout in which rows do not stay whole: by column or in tiles (common/quantise.cuh).
 //
 // The scales of a rank have this layout for the rank's own rows, and are sent without change. The receiving rank stores
-// each scale to its place among the scales of all rows, by words of 4 bytes. A word has 4 groups of one row in tiles,
-// and one or four rows of a group in columns. Four words that are adjacent in the result are stored at once. That is
-// usual if the rank's rows begin at a whole tile, or at a multiple of 16 bytes of a column. The last word of a column
-// may end in padding, which is not stored, as the scales of another rank may belong there. In tiles the padding after
-// the last group is stored as 0.
+// each scale to its place among the scales of all rows, by words of 4 bytes. In tiles a word holds the scales of 4
+// groups of one row, in columns those of one group of one or four rows. Four words that are adjacent in the result
+// are stored at once. This is the usual case if the rank's rows begin at a whole tile, or at a multiple of 16 bytes
+// of a column. The last word of a column may end in padding, which is not stored, as the scales of another rank may
+// belong there. In tiles the padding after the last group is stored as 0.
 #pragma once
 #include "common/bytes.cuh"
 #include "common/faults.cuh"

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel behind an exchange of bytes between nodes: it checks the abort words that the exchange has brought.
+// The kernel that follows an exchange of bytes between nodes: it checks the abort words that the exchange has
+// brought.
 //
-// Layout. Behind the bytes that a rank sends to its peer of another node, the exchange carries the rank's abort word, to
-// nodes_word(n) of the peer's workspace, n being the rank's node. A word without an exchange is 0 since the last reset.
+// Layout. After the bytes that a rank sends to its peer of another node, the exchange carries the rank's abort word,
+// to nodes_word(n) of the peer's workspace, where n is the rank's node. A word to which no exchange has written is 0
+// since the last reset.
 // Grid. One block of 32 threads; thread t checks nodes t, t + 32, ... It is launched without PDL.
-// Why no failure is missed. A kernel that gives up does so by give_up, which sets the rank's abort word unless another
-// thread of the rank does, or since it has read the word as set (workspace.cuh). So when a kernel that has given up is
-// complete, the abort word of its rank is set, and the exchange behind it on the stream carries the word. If the word is
-// set by a peer while the exchange reads it, the kernels in front of the exchange have not given up, and the bytes are
-// right: either value may arrive.
-// Memory ordering. The exchange is complete when this kernel begins, in the order of the stream, and later kernels of the
-// stream read the abort word that this one sets.
+// Why no failure is missed. A kernel gives up in one of two ways (workspace.cuh): it calls give_up(), which sets the
+// rank's abort word unless another thread of the rank does so; or it has read that the abort word is set. So when a
+// kernel that has given up is complete, the abort word of its rank is set, and the next exchange on the stream
+// carries the word. If a peer sets the word while the exchange reads it, the kernels before the exchange have not
+// given up and the bytes are right, so either value may arrive.
+// Memory ordering. The exchange is complete when this kernel begins, in the order of the stream, and later kernels of
+// the stream read the abort word that this one sets.
 // Failure. It waits for nothing.
 #include "collectives/node_failure.cuh"
 

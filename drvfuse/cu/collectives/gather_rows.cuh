@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of the results or normed rows that the owners of rows have stored for all ranks, to a tensor of T.
+// How a rank copies the results or normed rows that their owners have stored for all ranks to its own tensor of T.
 //
 // `row(owner)` is the index in the tensor of the owner's row, or negative if the owner has no row. `from(owner)` is the
 // address of the bytes of that row, a multiple of 16. The copies begin with the rank `First` ranks after this rank, so
@@ -73,7 +73,8 @@ __device__ __forceinline__ void gather_rows(const FusedParams& p, void* const& t
     }
 }
 
-// Copies the scales of the groups of these rows. At the owner the scales of a row lie `stride` bytes apart.
+// Copies the scales of the rows that the owners have stored. At an owner the scales of a row lie `stride` bytes
+// apart.
 template <int First, typename From, typename Row>
 __device__ __forceinline__ void gather_groups(const FusedParams& p, u32 stride, const From& from, const Row& row) {
 #pragma unroll 1

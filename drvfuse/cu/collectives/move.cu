@@ -2,14 +2,15 @@
 // All-gather, broadcast and all-to-all between barriers: each rank's bytes are copied to other ranks, in one kernel per
 // rank.
 //
-// Layout. moves.cuh. Pack j of the bytes that one rank sends to another belongs to thread j mod (blocks * threads) of the
-// grid, on both ranks.
+// Layout. moves.cuh. Pack j of the bytes that one rank sends to another belongs to thread j mod (blocks * threads) of
+// the grid, on both ranks.
 //   move_pull  every rank copies from its peers' inputs to its output.
 //   move_put   every rank copies from its input to its peers' outputs.
-//   DRVFUSE_STAGED: chunk by chunk the bytes go through a payload: with pull that of the rank that sends them, with put that
-//   of the rank that receives them. A call of several ranks is staged if peers cannot access its inputs (pull) or outputs
-//   (put), if they would access bytes off 16-byte addresses across the link, or if it is in place and a peer would overwrite
-//   bytes that are still to be read. A put of arranged scales is always staged, as only their receiver can arrange them.
+//   DRVFUSE_STAGED: chunk by chunk the bytes go through a payload: with pull that of the rank that sends them, with
+//   put that of the rank that receives them. A call of several ranks is staged if peers cannot access its inputs
+//   (pull) or outputs (put), if they would access bytes off 16-byte addresses across the link, or if it is in place
+//   and a peer would overwrite bytes that are still to be read. A put of arranged scales is always staged, as only
+//   their receiver can arrange them.
 //   DRVFUSE_SAME: a rank's bytes are the same for all peers, so with pull one staged copy serves all of them.
 // Payload, staged: two halves, used in turn, of slots of `chunk_packs` packs each. With pull of the same bytes there is
 // one slot, otherwise one for each pair of ranks, by distance.
@@ -23,8 +24,9 @@
 // orders all these accesses.
 //   Direct: at the start barrier all peers have completed the earlier work of their streams, so inputs are written and
 //   outputs are free. At the end barrier a rank's peers have read all of its input (pull) or written all of its output
-//   (put): each block has acquired what the peers' blocks of its index have released, and the end of the kernel makes that
-//   visible to later work in the stream. Inputs and outputs of one call overlap only in bytes that stay where they are.
+//   (put): each block has acquired what the peers' blocks of its index have released, and the end of the kernel makes
+//   that visible to later work in the stream. Inputs and outputs of one call overlap only in bytes that stay where
+//   they are.
 //   Staged: a block writes to a half again two chunks later. Before that it passes the barrier of the chunk between, at
 //   which the peers' blocks arrive after they have read the half. Payloads are free after the start barrier of a call.
 //   No other rank reads an input or writes an output. In place, a thread has staged a pack before it stores a received
@@ -87,7 +89,8 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
 
 #else
 
-// The place of pack j of a chunk in the payload of `workspace`, for the bytes that a rank sends to its peer at `distance`.
+// The place of pack j of a chunk in the payload of `workspace`, for the bytes that a rank sends to its peer at
+// `distance`.
 __device__ __forceinline__ Spot staged(const MoveParams& p, char* workspace, i64 half, int distance, i64 j) {
     const i64 slot = ONE_COPY ? 0 : distance - 1;
     return {payload(workspace) + half + (slot * p.chunk_packs + j) * 16, (p.chunk_packs - j) * 16};

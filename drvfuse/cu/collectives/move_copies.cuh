@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of packs by all threads of a grid or by the threads of some of its blocks. Copies of the bytes that stay on a rank.
+// Copies of packs by all threads of a grid or by the threads of some of its blocks. Copies of the bytes that stay on
+// a rank.
 #pragma once
 #include "collectives/moves.cuh"
 #include "collectives/place.cuh"

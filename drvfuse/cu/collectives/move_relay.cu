@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Broadcast over three ranks or more, by pushing to ranks that pass the bytes on, so that no link carries the array twice.
+// Broadcast over three ranks or more, by pushing to ranks that pass the bytes on, so that no link carries the array
+// twice.
 //
 // Layout. moves.cuh, of a broadcast's rows alone. Rounds, units and slots are those of move_push.cu. Unit u of a round
-// has a relay, the rank at distance 1 + u mod (ranks - 1) from the root. The root sends the unit to its relay alone, which
-// stores it and sends it to all ranks but the root.
+// has a relay, the rank at distance 1 + u mod (ranks - 1) from the root. The root sends the unit to its relay alone,
+// which stores it and sends it to all ranks but the root.
 //
 // Grid. One dimension, the same on every rank. Blocks without units copy the root's input to its output.
 //
 // Memory ordering. keys.cuh and push.cuh. In every unit a warp sends a key to each peer and receives one from each, as
-// keys.cuh demands. A relay sends its keys to ranks other than the root together with the packs, after it has received the
-// keys of all peers for the same unit. There is no cycle of waits: the root waits for keys that are sent without data, a
-// relay waits for the root and for such keys, and the others wait for the relay. A relay computes its own key from the
-// words that it sends.
+// keys.cuh demands. A relay sends its keys to ranks other than the root together with the packs, after it has
+// received the keys of all peers for the same unit. There is no cycle of waits: the root waits for keys that are sent
+// without data, a relay waits for the root and for such keys, and the others wait for the relay. A relay computes its
+// own key from the words that it sends.
 //
 // Failure. push.cuh. A wait for a relay is reported as leg GATHER, since the relay may itself wait for the root.
 // Outputs are then undefined.
@@ -49,7 +50,8 @@ __device__ __forceinline__ void move_unit(const MovePushParams& p, Pushing& push
     }
 #pragma unroll
     for (int distance = 1; distance < RANKS; ++distance) {
-        // A relay sends to the root now, a key without bytes, and to the others after it has received their bytes.
+        // A relay now sends the root a key without bytes. It sends to the other ranks after it has received the bytes
+        // for them.
         if (!relays || distance == RANKS - behind_root)
             send_to(push, unit.slots, distance, exists && distance == unit.relay, own[0]);
     }

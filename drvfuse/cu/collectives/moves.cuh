@@ -5,7 +5,8 @@
 // All tables are by distance. Entry d of `sent` are the bytes from this rank to rank (rank + d) mod ranks, entry d of
 // `received` the bytes from rank (rank - d) mod ranks to this rank, and entry 0 of both the bytes that stay. The bytes
 // of a pair of ranks are numbered in packs of 16: first those of the rows, then those of the scales, if there are any.
-// A pack may begin at any address (common/bytes.cuh). drvfuse/ops/collectives/move_kernels.py has the same layout.
+// A pack may begin at any address (common/bytes.cuh). drvfuse/ops/collectives/move_kernels.py has structs with the
+// same layout.
 #pragma once
 #include "collectives/arranged_scales.cuh"
 #include "sync/workspace.cuh"

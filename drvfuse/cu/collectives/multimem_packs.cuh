@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Packs of 16 bytes in multicast memory: their sum over the ranks in one load, and one store of results to all ranks.
 //
-// The load rounds the sum to the type of the elements. A partial last pack is accessed word by word, so an array in multicast
-// memory must consist of whole words. The host stages other arrays in the staging memory, where packs are whole.
+// The load rounds the sum to the type of the elements. A partial last pack is accessed word by word, so an array in
+// multicast memory must consist of whole words. The host stages other arrays in the staging memory, where packs are
+// whole.
 #pragma once
 #include "collectives/kernel.cuh"
 #include "ptx/multimem.cuh"

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank does when it learns, behind an exchange, that a kernel of another node gave up in front of it.
+// What a rank does when it learns, after an exchange, that a kernel of another node gave up before the exchange.
 #pragma once
 #include "sync/workspace.cuh"
 
-// Reports leg EXCHANGE with the place of the node that gave up as `peer`, and the number of places as `seen`, and aborts
-// the ranks of the own node. If these are aborted already, one of them has reported the reason, and nothing happens.
+// Writes a report with leg EXCHANGE, where `peer` is the place of the node that gave up (nodes.cuh) and `seen` the
+// number of places. Aborts the ranks of this rank's node. If these are aborted already, one of them has reported the
+// reason, and nothing happens.
 template <int Ranks>
 __device__ __forceinline__ void node_gave_up(const Call& call, int place, int places) {
     char* const own = call.workspaces[call.rank];

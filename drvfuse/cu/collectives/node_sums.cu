@@ -7,8 +7,8 @@
 // `row_packs` packs; the last pack may be partial. For the fused op an item is a row. With DRVFUSE_RAGGED rows may
 // begin at any element and end in a partial pack; elements after the end count as +0, and take part in the exchange.
 // Pack j of a range belongs to thread j mod (blocks * threads) of the grid, on every rank of the node.
-//   STAGED   inputs that peers cannot read: each rank first copies its input to its payload, from offset `staging` on, with
-//            as many packs for every owner as the largest range has.
+//   STAGED   inputs that peers cannot read: each rank first copies its input to its payload, from offset `staging`
+//            on, with as many packs for every owner as the largest range has.
 //   DRVFUSE_MANY (STAGED)  the items are the packs of several tensors (many.cuh), which only their own rank reads.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank of the node.
@@ -20,18 +20,19 @@
 // reads.
 //   Inputs: the start barrier orders the reads after the peers' earlier kernels. There is no barrier after them: the
 //   barrier of the call's second kernel, at which a rank arrives when this kernel is complete, frees the inputs. Until
-//   then a rank writes only its own part of its output, and no other rank reads that part of its input; so a call may be
-//   in place.
+//   then a rank writes only its own part of its output, and no other rank reads that part of its input; so a call may
+//   be in place.
 //   Staging: written after the start barrier, at which the peers arrive when they have completed their earlier kernels
 //   and with them all reads; read after the second barrier.
-//   Partial sums: written after the start barrier, as they may lie where peers read results or staging of an earlier call
-//   or chunk; then written and read on this device alone, by kernels and the exchange in the order of the stream.
+//   Partial sums: written after the start barrier, as they may lie where peers read results or staging of an earlier
+//   call or chunk; then written and read on this device alone, by kernels and the exchange in the order of the
+//   stream.
 //
-// Failure. If a barrier gives up, the block skips the rest of the kernel (barrier.cuh). It clears its sums, so that no kernel
-// reads memory that was never written, and the status of the sums says to all nodes that they are undefined (nodes.cuh).
-// These stores, and those of the exchange, may come before the start barrier: a peer that still runs an earlier call may then
-// read wrong data, in a call whose own barriers have not failed (docs/nodes.md). The host watches the exchange all the same
-// (progress.cuh); the kernel after the exchange gives up at its own barrier.
+// Failure. If a barrier gives up, the block skips the rest of the kernel (barrier.cuh). It clears its sums, so that
+// no kernel reads memory that was never written, and the status of the sums says to all nodes that they are undefined
+// (nodes.cuh). These stores, and those of the exchange, may come before the start barrier: a peer that still runs an
+// earlier call may then read wrong data, in a call whose own barriers have not failed (docs/nodes.md). The host
+// watches the exchange all the same (progress.cuh); the kernel after the exchange gives up at its own barrier.
 #include "collectives/nodes.cuh"
 #include "collectives/ranges.cuh"
 #include "sync/barrier.cuh"

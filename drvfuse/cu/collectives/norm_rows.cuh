@@ -48,7 +48,8 @@ public:
         }
     }
 
-    // Adds the residual to x and rounds x to the residual's type. Calls store(index, pack) with each pack of residual_out.
+    // Adds the residual to x and rounds x to the residual's type. Calls store(index, pack) with each pack of
+    // residual_out.
     template <bool FETCHED = false, typename Store>
     __device__ __forceinline__ void add_residual(float (&x)[PACKS][W], int row, const Store& store) {
         refresh();
@@ -74,7 +75,7 @@ public:
         trace_.lap(TraceRole::load);
     }
 
-    // Copies row `row` of the own input to `staging`.
+    // Copies row `row` of this rank's input to `staging`.
     __device__ __forceinline__ void stage(char* staging, int row) const {
 #pragma unroll 2
         for (int at = threadIdx.x; at < packs_; at += blockDim.x) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parameters of the fused all-reduce by push, and the steps of a row that push_one_shot and push_two_shot have in common:
-// how a row is loaded, sent, and summed over the ranks.
+// The parameters of the fused all-reduce by push, and the steps of a row that push_one_shot and push_two_shot have in
+// common: how a row is loaded, sent, and summed over the ranks.
 #pragma once
 #include "collectives/norm_rows.cuh"
 #include "collectives/push_packs.cuh"
@@ -12,11 +12,12 @@ struct FusedPushParams : FusedParams {
     PushCall push;
 };
 
-// Whether the tensor has that row. Where a call has several rounds, each sends chunk_rows rows (push.cuh), so the last one
-// also sends rows beyond the tensor's end, whose contents are not used.
+// Whether the tensor has that row. Where a call has several rounds, each sends chunk_rows rows (push.cuh), so the
+// last one also sends rows beyond the tensor's end, whose contents are not used.
 __device__ __forceinline__ bool inside(const FusedPushParams& p, int row) { return row < p.rows; }
 
-// Loads this thread's packs of row `row` of the own input. If the tensor has no such row, the packs stay unchanged.
+// Loads this thread's packs of row `row` of this rank's input. If the tensor has no such row, the packs stay
+// unchanged.
 __device__ __forceinline__ void load_row(InPack (&own)[PACKS], const FusedPushParams& p, const Rows& rows, int row) {
     if (!inside(p, row)) return;
 #pragma unroll

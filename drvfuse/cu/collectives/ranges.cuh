@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loops over a range of a tensor's packs. Pack j of the range belongs to thread j mod (blocks * threads) of the grid, on
-// every rank.
+// Loops over a range of a tensor's packs. Pack j of the range belongs to thread j mod (blocks * threads) of the grid,
+// on every rank.
 #pragma once
 #include "collectives/allreduce_packs.cuh"
 #include "common/partition.cuh"
@@ -10,8 +10,8 @@ using Packs = Partition<i64, RANKS>;
 __device__ __forceinline__ i64 thread_index() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ i64 thread_count() { return i64(gridDim.x) * blockDim.x; }
 
-// Sums B packs: load(pack, source, j) loads pack j of a source, and store(j, sum) stores its fp32 sum. All loads are issued
-// before the first sum.
+// Sums B packs: load(pack, source, j) loads pack j of a source, and store(j, sum) stores its fp32 sum. All loads are
+// issued before the first sum.
 template <int B, typename Load, typename Store>
 __device__ __forceinline__ void reduce_packs(i64 j, i64 stride, Trace& trace, const Load& load, const Store& store) {
     SourcePack packs[B][SOURCES];
@@ -44,7 +44,7 @@ __device__ __forceinline__ void reduce_range(i64 count, Trace& trace, const Load
     for (; j < count; j += stride) reduce_packs<1>(j, stride, trace, load, store);
 }
 
-// Copies this thread's packs of the range [first, first + count) of the own input to `staging`.
+// Copies this thread's packs of the range [first, first + count) of this rank's input to `staging`.
 __device__ __forceinline__ void stage_input(const AllreduceParams& p, char* staging, i64 first, i64 count) {
 #pragma unroll 2
     for (i64 j = thread_index(); j < count; j += thread_count()) {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reduce-scatter: each rank gets its part of the sum of one tensor per rank, in one kernel per rank.
 //
-// Layout. The tensor is flat and contiguous, 16-byte aligned; scatter_parts.cuh has the parts. Pack j of a part belongs to
-// thread j mod (blocks * threads) of the grid, on every rank.
+// Layout. The tensor is flat and contiguous, 16-byte aligned; scatter_parts.cuh has the parts. Pack j of a part
+// belongs to thread j mod (blocks * threads) of the grid, on every rank.
 //   direct  each rank loads its part from the peers' inputs.
 //   STAGED  inputs that peers cannot read: each rank first copies the parts that the others own, chunk by chunk, to its
 //           payload. The payload has two halves of ranks * chunk_packs packs, by owner, which are used in turn.
 //   LOCAL   the sources lie on this device and are complete before the launch, so there is no barrier (algorithm
 //           "naive").
-//   NODES   (LOCAL) the sources are the partial sums of all nodes for this rank's part (nodes.cuh). Reduce-scatters inside
-//           the nodes have written them as float32, in packs like those of the tensor, and exchanges have sent them here.
-//           There is one part, and `call.rank` is the rank's number in the group, for the epilogue.
+//   NODES   (LOCAL) the sources are the partial sums of all nodes for this rank's part (nodes.cuh). Reduce-scatters
+//           inside the nodes have written them as float32, in packs like those of the tensor, and exchanges have sent
+//           them here. There is one part, and `call.rank` is the rank's number in the group, for the epilogue.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, parts and chunk on every rank.
 //
@@ -19,13 +19,13 @@
 // Memory ordering. As for one_stage in allreduce.cu, except that a thread sums packs of its rank's part instead of
 // packs of the whole tensor. All reads are between the same barriers as there.
 //   Inputs: the start barrier orders the reads after the peers' earlier kernels. Direct: peers have read this rank's
-//   input before they arrive at the end barrier, and this rank waits for them there; so its input is free when its kernel
-//   completes. Staged: no other rank reads the input.
+//   input before they arrive at the end barrier, and this rank waits for them there; so its input is free when its
+//   kernel completes. Staged: no other rank reads the input.
 //   Payload halves: thread t of block b stages what thread t of block b of the owner reads, and the barrier between
 //   blocks of equal index separates the two accesses. A half is written again two chunks later, after the barrier of
 //   the chunk between, at which the peers' blocks arrive after they have read the half.
-//   In place (the output is this rank's part of its input): no other rank reads that part, and the last thread that reads
-//   an element of it is the thread that writes it.
+//   In place (the output is this rank's part of its input): no other rank reads that part, and the last thread that
+//   reads an element of it is the thread that writes it.
 //
 // Failure. If a barrier gives up, the block skips the rest of the kernel, and outputs are undefined (barrier.cuh).
 #include "collectives/nodes.cuh"

@@ -2,11 +2,11 @@
 // Reduce-scatter by pushing: each rank sends the parts of its tensor to their owners, in one kernel per rank, without a
 // barrier.
 //
-// Layout. The tensor is flat and contiguous, 16-byte aligned; scatter_parts.cuh has the parts. They are cut into rounds of
-// `chunk_packs` packs of every part, and a round into units of one pack of every part per thread of a block: block b does
-// units b, b + blocks, ... of every round. A thread sends pack j of each peer's part to that peer, and sums pack j of its
-// own part, which it has from its own input and from the peers. A block sends DEPTH units ahead of the unit that it sums.
-// Slots of a round, after the greetings, in packs: [distance - 1][chunk_packs].
+// Layout. The tensor is flat and contiguous, 16-byte aligned; scatter_parts.cuh has the parts. They are cut into
+// rounds of `chunk_packs` packs of every part, and a round into units of one pack of every part per thread of a
+// block: block b does units b, b + blocks, ... of every round. A thread sends pack j of each peer's part to that
+// peer, and sums pack j of its own part, which it has from its own input and from the peers. A block sends DEPTH
+// units ahead of the unit that it sums. Slots of a round, after the greetings, in packs: [distance - 1][chunk_packs].
 //
 // What is sent. A call of one round sends the packs of each part. For an empty part it sends one pack of zeros, which
 // is not used, as the owner must receive words from every peer in every call (push.cuh). Where a call has several
@@ -15,15 +15,14 @@
 //
 // Grid. One dimension, the same on every rank, and no more blocks than the first round of the largest part has units,
 // since a block calls join() when it has sent its first unit.
-// block joins.
 //
 // Numerics. As in allreduce.cu: +0.0f plus ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
 //
 // Memory ordering. push.cuh, as for push_one_shot in allreduce_push.cu. Where a call has several rounds, thread t of
 // block b receives in every round, for each pack that it sends to a peer, a pack from thread t of block b of that peer.
-// In a call of one round the rank receives at least one pack from every peer. Only the own rank reads an input, so it
-// is free when the rank's kernel completes. The output may be this rank's part of the input, as the thread that writes
-// a pack has read it before, and no other thread reads its elements.
+// In a call of one round the rank receives at least one pack from every peer. An input is read only by its own rank,
+// so it is free when the rank's kernel completes. The output may be this rank's part of the input, as the thread that
+// writes a pack has read it before, and no other thread reads its elements.
 //
 // Failure. As push.cuh says. Outputs are undefined after a failure.
 #include "collectives/push_packs.cuh"

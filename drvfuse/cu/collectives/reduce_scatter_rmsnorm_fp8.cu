@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reduce-scatter, optional residual addition, norm and optional FP8 quantisation by row, in one kernel per rank: each rank
-// normalises the rows that it owns.
+// Reduce-scatter, optional residual addition, norm and optional FP8 quantisation by row, in one kernel per rank: each
+// rank normalises the rows that it owns.
 //
-// Layout. Tensors are [rows, columns], contiguous; scatter_rows.cuh says which rank owns which rows. A block works on one
-// row at a time and holds it in registers, as in allreduce_rmsnorm_fp8.cu, which also explains DRVFUSE_RAGGED.
+// Layout. Tensors are [rows, columns], contiguous; scatter_rows.cuh says which rank owns which rows. A block works on
+// one row at a time and holds it in registers, as in allreduce_rmsnorm_fp8.cu, which also explains DRVFUSE_RAGGED.
 //   direct  each rank loads its rows from the peers' inputs.
 //   STAGED  inputs that peers cannot read: each rank first copies the rows that the others own, chunk by chunk, to its
 //           payload. The payload has two halves of ranks * chunk_rows rows of whole packs, by owner, which are used in
@@ -14,14 +14,14 @@
 //           sums of node 0 begin at `sums`, and rows follow one another without gaps.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b processes rows b, b + blocks,
-// ... of the own part, or of each chunk. Threads: as in allreduce_rmsnorm_fp8.cu.
+// ... of this rank's part, or of each chunk. Threads: as in allreduce_rmsnorm_fp8.cu.
 //
 // Numerics. As in allreduce_rmsnorm_fp8.cu. The order in which a row's squares are added depends only on its packs.
 //
 // Memory ordering. As in reduce_scatter.cu, with rows in place of packs: block b stages what block b of the owner
 // reads, and the barrier between blocks of equal index orders the two. A rank alone reads its residuals;
-// residual_output may be residual, as a thread stores a pack after it has read it. gamma and beta may be read before the
-// wait for the producer (row_norm.cuh).
+// residual_output may be residual, as a thread stores a pack after it has read it. gamma and beta may be read before
+// the wait for the producer (row_norm.cuh).
 //
 // Failure. If a barrier gives up, the block skips the rest of the kernel, and outputs are undefined (barrier.cuh).
 #include "collectives/nodes.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reduce-scatter, optional residual addition, norm and optional FP8 quantisation by row, by pushing: one kernel per rank,
-// without a barrier.
+// Reduce-scatter, optional residual addition, norm and optional FP8 quantisation by row, by pushing: one kernel per
+// rank, without a barrier.
 //
 // Layout. Tensors are [rows, columns], contiguous; scatter_rows.cuh says which rank owns which rows. A row is in the
 // registers of a cluster of DRVFUSE_CLUSTER blocks (or of one block), as in allreduce_rmsnorm_fp8_push.cu. Parts are
@@ -8,8 +8,8 @@
 // that row of each peer's part to the peer, and sums and normalises that row of its own. Slots of a round, after the
 // greetings, in rows of whole packs: [distance - 1][chunk_rows].
 //
-// What is sent. As in reduce_scatter_push.cu, with rows in place of packs: for an empty part one row of zeros is sent, and
-// where a call has several rounds, each sends chunk_rows rows to every peer.
+// What is sent. As in reduce_scatter_push.cu, with rows in place of packs: for an empty part one row of zeros is
+// sent, and where a call has several rounds, each sends chunk_rows rows to every peer.
 //
 // Grid. One dimension, a multiple of the cluster, the same on every rank, and no more clusters than the first round of
 // the largest part has rows, since a block calls join() when it has sent its first rows. Threads: a multiple of 32 up
@@ -17,9 +17,9 @@
 //
 // Numerics. As in allreduce_rmsnorm_fp8.cu. The order in which a row's squares are added depends only on its packs.
 //
-// Memory ordering. push.cuh, as in reduce_scatter_push.cu: a thread sends, receives and clears packs of the same rows in
-// every round. Inputs and residuals are read by their own rank alone. residual_output may be residual: a thread stores a
-// pack after it has read it. gamma and beta may be read before the wait for the producer (row_norm.cuh).
+// Memory ordering. push.cuh, as in reduce_scatter_push.cu: a thread sends, receives and clears packs of the same rows
+// in every round. Inputs and residuals are read by their own rank alone. residual_output may be residual: a thread
+// stores a pack after it has read it. gamma and beta may be read before the wait for the producer (row_norm.cuh).
 //
 // Failure. As push.cuh says. Outputs are undefined after a failure. cluster_reduce.cuh says why no block exits while
 // another sends to it.
@@ -59,7 +59,7 @@ public:
         }
     }
 
-    // Called before run() with the same arguments: loads the own row and the rows that are sent first.
+    // Called before run() with the same arguments: loads this rank's own row and the rows that are sent first.
     __device__ __forceinline__ void load(int begin, int row) {
         load_row(own_, 0, begin, row);
         load_peers(1, begin, row);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The norm and the quantisation of a row that is in the registers of a block or a cluster (row_packs.cuh). Numerics and the
-// meaning of the definitions are at the top of the kernels' files.
+// The norm and the quantisation of a row that is in the registers of a block or a cluster (row_packs.cuh). Numerics
+// and the meaning of the definitions are at the top of the kernels' files.
 #pragma once
 #include "collectives/row_packs.cuh"
 #include "common/norm.cuh"
@@ -32,10 +32,10 @@ public:
     // Called once before each normalise(): prepares the exchange of a row's sums between the blocks of a cluster.
     __device__ __forceinline__ void expect() { scratch_.expect(done_, PACKS); }
 
-    // Normalises and quantises x. Calls store(index, pack) with the output, and with NORMED store_normed(index, pack) with
-    // the normed row. One thread calls store_scale(group, scale) for each scale. With GROUPED, before a warp calls these
-    // functions for its packs, all its lanes call meet(exists, pack, scale), also lanes whose pack does not exist.
-    // Called by all threads.
+    // Normalises and quantises x. Calls store(index, pack) with the output, and with NORMED store_normed(index, pack)
+    // with the normed row. One thread calls store_scale(group, scale) for each scale. With GROUPED, before a warp
+    // calls these functions for its packs, all its lanes call meet(exists, pack, scale), also lanes whose pack does
+    // not exist. Called by all threads.
     template <typename Store, typename StoreScale, typename StoreNormed, typename Meet = NoMeeting>
     __device__ __forceinline__ void normalise(float (&x)[PACKS][W], const Store& store, const StoreScale& store_scale,
                                               const StoreNormed& store_normed, const Meet& meet = {}) {

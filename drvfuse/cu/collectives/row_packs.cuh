@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which packs of a row a thread of the fused kernels holds.
 //
-// A row is held by a block or, with DRVFUSE_CLUSTER blocks per cluster, by a cluster, whose threads are numbered block by
-// block. Pack i * threads + t of the row belongs to thread t.
+// A row is held by a block or, with DRVFUSE_CLUSTER blocks per cluster, by a cluster, whose threads are numbered
+// block by block. Pack i * threads + t of the row belongs to thread t.
 #pragma once
 #include "collectives/norm_form.cuh"
 #include "common/reduce.cuh"

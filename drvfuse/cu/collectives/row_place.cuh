@@ -19,8 +19,8 @@ struct Place {
     u32 scale;          // offset of the words of scales, at distance 1
     u32 scale_stride;   // bytes from one distance to the next, for these words
 
-    // This rank is RANKS - distance ranks after the row's owner, and receives the owner's words in the slots of that
-    // distance. Returns the number of strides from the slots of distance 1 to those slots.
+    // This rank is RANKS - distance ranks after the row's owner, so it receives the owner's words in the slots of
+    // distance RANKS - distance. Returns the number of strides from the slots of distance 1 to these slots.
     __device__ __forceinline__ int steps() const { return RANKS - distance - 1; }
 };
 

@@ -2,8 +2,8 @@
 // The parts of a tensor that the ranks own in a reduce-scatter: ranges of elements, in packs of the tensor.
 //
 // A part may begin and end at any element. Packs are those of the whole tensor, which are aligned to 16 bytes, so with
-// DRVFUSE_RAGGED the first and the last pack of a part may have elements of other parts. A rank reads and writes only its
-// own elements of such a pack, since the owner of the others may write them (in place) at the same time.
+// DRVFUSE_RAGGED the first and the last pack of a part may have elements of other parts. A rank reads and writes only
+// its own elements of such a pack, since the owner of the others may write them (in place) at the same time.
 #pragma once
 #include "collectives/ranges.cuh"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rows that the ranks own in a reduce-scatter with norm: rank r owns rows starts[r] to starts[r + 1] of the inputs.
 //
-// `rows` of the call's parameters is the number of rows that this rank owns. Outputs, scales and residuals have only these
-// rows: row j of an output belongs to row starts[rank] + j of the inputs.
+// `rows` of the call's parameters is the number of rows that this rank owns. Outputs, scales and residuals have only
+// these rows: row j of an output belongs to row starts[rank] + j of the inputs.
 #pragma once
 #include "collectives/whole_row.cuh"
 

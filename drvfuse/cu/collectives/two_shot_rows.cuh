@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of push_two_shot in the fused all-reduce: a row's owner sums and normalises it, and the others gather the results.
-// allreduce_rmsnorm_fp8_push.cu has the layout and the memory ordering.
+// The rows of push_two_shot in the fused all-reduce: a row's owner sums and normalises it, and the others gather the
+// results. allreduce_rmsnorm_fp8_push.cu has the layout and the memory ordering.
 #pragma once
 #include "collectives/push_rows.cuh"
 #include "collectives/row_place.cuh"
@@ -138,7 +138,8 @@ __device__ __forceinline__ void gather(const FusedPushParams& p, Rows& rows, Pus
     }
 }
 
-// `own` are this thread's packs of the cluster's first row of the round, which the caller has loaded.
+// The work of a cluster in one round. `own` are this thread's packs of the cluster's first row of the round, which
+// the caller has loaded.
 __device__ __forceinline__ void two_shot(const FusedPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
                                          int count, InPack (&own)[PACKS]) {
     const int first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loads and stores of packs of 16 bytes at any address. The last pack of an array may have fewer bytes.
 //
-// A warp loads or stores one pack per lane. A whole pack at a multiple of 16 bytes takes one access of 16 bytes. All other
-// packs are accessed in runs. A run is a sequence of packs that are consecutive in memory and belong to consecutive lanes.
-// Memory is divided into slices of 16 bytes at multiples of 16. A run of n packs lies in up to n + 1 slices:
-//   - Each lane accesses one slice by one instruction, if all bytes of the slice belong to the run. Only the first and the
-//     last slice may have other bytes.
-//   - The bytes of the run in such a first or last slice are accessed one by one, by one more instruction of the warp: the
-//     low 16 lanes access bytes of the first slice, the other lanes bytes of the last slice.
+// A warp loads or stores one pack per lane. A whole pack at a multiple of 16 bytes takes one access of 16 bytes. All
+// other packs are accessed in runs. A run is a sequence of packs that are consecutive in memory and belong to
+// consecutive lanes. Memory is divided into slices of 16 bytes at multiples of 16. A run of n packs lies in up to
+// n + 1 slices:
+//   - Each lane accesses one slice by one instruction, if all bytes of the slice belong to the run. Only the first
+//     and the last slice may have other bytes.
+//   - The bytes of the run in such a first or last slice are accessed one by one, by one more instruction of the
+//     warp: the low 16 lanes access bytes of the first slice, the other lanes bytes of the last slice.
 //   - Shuffles and shifts move the bytes between slices and packs.
-// Both instructions are issued before any lane waits for one of them. A run of 32 packs that begins in the middle of a slice
-// takes 31 accesses of 16 bytes and 16 accesses of one byte.
+// Both instructions are issued before any lane waits for one of them. A run of 32 packs that begins in the middle of
+// a slice takes 31 accesses of 16 bytes and 16 accesses of one byte.
 // No warp accesses a byte that does not belong to its packs: another thread may write that byte at the same time.
 #pragma once
 #include "common/pack16.cuh"
@@ -31,8 +32,9 @@ __device__ __forceinline__ bool is_whole(const Spot& spot) {
     return spot.remaining >= 16 && misalignment(spot.address) == 0;
 }
 
-// The number of this lane. The compiler does not know that each call returns the same number. Otherwise it would compute
-// all values that depend on the lane alone at the start of the kernel, and keep them in registers that the kernels need.
+// The number of this lane. The compiler does not know that each call returns the same number. Otherwise it would
+// compute all values that depend on the lane alone at the start of the kernel, and keep them in registers that the
+// kernels need.
 __device__ __forceinline__ u32 fresh_lane() {
     u32 lane = threadIdx.x % 32;
     ptx::forget(lane);
@@ -50,7 +52,8 @@ struct Run {
     // The index of this lane's slice in the run. For lanes before the first it is larger than all indices of slices.
     __device__ __forceinline__ u32 index() const { return lane - first; }
     __device__ __forceinline__ char* slice() const { return start + index() * 16; }
-    // The index of the slice in which the run ends. If the run ends at the end of a slice, it is the index of the next one.
+    // The index of the slice in which the run ends. If the run ends at the end of a slice, this is the index of the
+    // next slice.
     __device__ __forceinline__ u32 last() const { return (skipped + bytes) / 16; }
     // The lane that has the slice in which the run ends. With 33 slices it is the lane that also has the first slice.
     __device__ __forceinline__ u32 last_lane() const { return (first + last()) % 32; }
@@ -137,7 +140,8 @@ __device__ __forceinline__ void packs_of_run(u32 (&word)[4], const Loaded& loade
 #pragma unroll
     for (int i = 0; i < 4; ++i) slice[i] = loaded.slice[i];
     if (run.has_bytes()) {
-        // Lanes 0, 4, 8 and 12 assemble the words of the first slice, and lanes 16, 20, 24 and 28 those of the last slice.
+        // Lanes 0, 4, 8 and 12 assemble the words of the first slice, and lanes 16, 20, 24 and 28 those of the last
+        // slice.
         u32 part = loaded.byte << (8 * (run.lane % 4));
         part |= __shfl_xor_sync(0xffffffffu, part, 1);
         part |= __shfl_xor_sync(0xffffffffu, part, 2);

@@ -20,8 +20,9 @@ struct ClusterExchange {
     uint2 pairs[2][Pairs];  // the pairs of each turn, which all blocks send to this block
     u64 arrived[2];         // the mbarrier of each turn, on which the bytes of the pairs complete
 
-    // Called by all threads of the block. The arrival is relaxed, as the fence covers everything that other blocks must
-    // see; a release would wait for a fence of the whole GPU.
+    // Initialises the mbarriers, and arrives at the cluster's barrier. Called by all threads of the block. The
+    // arrival is relaxed, as the fence covers everything that other blocks must see; a release would wait for a fence
+    // of the whole GPU.
     __device__ __forceinline__ void init() {
         if (threadIdx.x == 0) {
 #pragma unroll

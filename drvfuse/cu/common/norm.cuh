@@ -3,8 +3,8 @@
 #pragma once
 #include "common/pack16.cuh"
 
-// Divides the sums of a row by the number of its columns. If that is a power of two, it multiplies by the inverse,
-// which gives the same bits in a fraction of the time.
+// Divides the sums of a row by the number of its columns. If that number is a power of two, the sums are multiplied
+// by its inverse, which gives the same bits in a fraction of the time.
 class Mean {
 public:
     __device__ __forceinline__ explicit Mean(int columns)

@@ -74,8 +74,8 @@ __device__ __forceinline__ RowStatistics reduce_row(BlockScratch<Warps>& scratch
     return {butterfly_sum<lanes / 2>(sum), __uint_as_float(ptx::warp_max(maximum))};
 }
 
-// The scratch for rows of at most 32 packs: an aligned group of `Lanes` lanes, a power of two, holds a row. It is
-// empty.
+// The scratch for rows of at most 32 packs: an aligned group of `Lanes` lanes, a power of two, holds a row. This
+// scratch is empty.
 template <int Lanes>
 struct LaneScratch {
     __device__ __forceinline__ void init() {}

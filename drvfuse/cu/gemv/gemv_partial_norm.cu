@@ -127,7 +127,7 @@ __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, const
     const int turn = (threadIdx.x - FIRST_SUM_THREAD) / 32;
     if (threadIdx.x == FIRST_SUM_THREAD) pipeline.init();
     __syncthreads();
-    // Only one thread reads the word, since all blocks read the same address.
+    // Only one thread of the block reads the epoch, since all blocks read the same address.
     const bool reads = threadIdx.x == FIRST_SUM_THREAD && rows.normed > 0;
     u32 epoch = 0, tag = 0;
     if (!DEPENDENT && reads) epoch = ptx::load_relaxed_gpu(&p.scratch.state->epoch);  // loaded before the weights

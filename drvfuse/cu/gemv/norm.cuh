@@ -54,8 +54,7 @@ __device__ __forceinline__ void store_normed(const GemvParams& p, int m, int pac
 class Norm {
 public:
     // `stash` has room for M x padded floats if p.stashed. It first holds gamma, then the products of the sums with
-    // gamma.
-    // HELD does not use it.
+    // gamma. With HELD it is not used.
     __device__ __forceinline__ Norm(const GemvParams& params, float4* stash, float (*shared_buckets)[32])
         : p(params), buckets(shared_buckets), lane(threadIdx.x % 32),
           m((threadIdx.x - FIRST_NORM_THREAD) / 32 / NORM_WARPS),
@@ -129,7 +128,7 @@ public:
 private:
     static constexpr int LANES = 32 / BATCH;  // lanes that have the same sum of squares
 
-    // The lane's pack of group number k of a turn that begins with `group`.
+    // The lane's pack in the k-th group of the turn that begins with group `group`.
     __device__ __forceinline__ int pack_of(int group, int k) const { return (group + k * NORM_WARPS) * 32 + lane; }
 
     __device__ __forceinline__ void load_gammas(int group) {

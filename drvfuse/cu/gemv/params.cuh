@@ -55,8 +55,8 @@ static_assert(!CHUNKED || SUM_WARPS == 1, "a warp keeps the sums of a row from c
 static_assert(!DIRECT || (WARPS_A_ROW == 1 && M == 1 && !COPIED && !CHUNKED), "products.cuh");
 static_assert(!CHUNKED || GROUPS % 32 == 0, "a group has the same lane in all chunks");
 
-// drvfuse/ops/gemv/kernel.py has the same layout. The members that the first copy needs come first, since the
-// parameters of a kernel are loaded by cache lines.
+// The kernel's parameters. drvfuse/ops/gemv/kernel.py has the same layout. The members that the first copy needs come
+// first, since the parameters of a kernel are loaded by cache lines.
 struct GemvParams {
     const Weight* weight;     // [N, columns]
     i64 weight_step;          // bytes between two rows of the weight, below 2^32

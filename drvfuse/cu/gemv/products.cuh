@@ -61,8 +61,8 @@ public:
     }
 
     // Stores the group sums of a stage's rows in `parts` [STEP][M][GROUPS]. With DIRECT it adds them, and stores the
-    // sums or publishes them with `tag`. With COPIED the stage's weights are at `weights` in shared memory. After its
-    // use each slot is loaded for the next stage.
+    // sums or publishes them with `tag`. With COPIED the stage's weights are at `weights` in shared memory. After the
+    // use of a slot, the data of stage `next` is loaded to it.
     __device__ __forceinline__ void multiply(Slot (&slots)[STEP], const Stage& stage, const Stage& next, u32 weights,
                                              float* parts, u32 tag) {
 #pragma unroll

@@ -59,5 +59,5 @@ private:
     const Rows& rows;
     const Results& results;
     const int lane;
-    float sums[TURNS];  // the lane's sum of groups, of its value in each turn
+    float sums[TURNS];  // [turn]: the groups that the lane has added for its value of the turn
 };

@@ -20,8 +20,7 @@
 // consist of whole packs; with RAGGED rows are read and written element by element.
 //
 // Storage. Registers: a team's row, its next row, which is in flight, and with KEEP_GAMMA gamma and beta. Shared
-// memory:
-// the sums and maxima of a reduction.
+// memory: the sums and maxima of a reduction.
 //
 // Memory ordering. The threads of a team share only the memory of their reductions (reduce.cuh, team_reduce.cuh,
 // cluster_reduce.cuh), and teams share nothing. residual_output may be the residual: the same thread reads a row's

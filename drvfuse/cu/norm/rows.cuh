@@ -131,10 +131,10 @@ private:
     __device__ __forceinline__ int valid(int i) const { return p_.columns - index(i) * W; }
     // Whether element k of this thread's pack i exists.
     __device__ __forceinline__ bool exists(int i, int k) const { return !RAGGED || k < valid(i); }
-    // This thread's first element of a row.
+    // The index in the tensor of this thread's first element of a row.
     __device__ __forceinline__ i64 at(int row) const { return i64(row) * p_.columns + thread_ * W; }
 
-    // The bits of the largest of the maxima of this thread's packs.
+    // The bits of the largest of the maxima `largest` of this thread's packs.
     static __device__ __forceinline__ u32 maximum_of(const float (&largest)[PACKS]) {
         u32 maximum = 0;
 #pragma unroll

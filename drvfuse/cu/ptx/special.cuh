@@ -34,7 +34,7 @@ __device__ __forceinline__ u32 sm_index() {
     return index;
 }
 
-// %ctaid.x, read again at this point, so that it takes no register before it
+// %ctaid.x, read again at this point, so that no register holds it earlier
 __device__ __forceinline__ u32 block_x() {
     u32 x;
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The barrier between the blocks with one index on all ranks, its time-out, and what follows the time-out.
+// The barrier between the blocks of the same index on all ranks, its time-out, and what follows the time-out.
 //
 // State in each rank's workspace: `epoch` is the number of barriers of all earlier calls. Only `peer` writes
 // flags[block][peer]: the ordinal of the last barrier at which its block has arrived. Ordinals are epoch + 1, epoch +
@@ -18,7 +18,8 @@
 // across a barrier passes a thread that releases a flag, so these threads execute the fence directly before the
 // release: after the block barrier of `publish`, or, at a start barrier, after the wait for the producer.
 //
-// Progress needs the blocks with one index to be resident together; devices place blocks in index order.
+// Progress needs the blocks of the same index on all ranks to be resident together; devices place blocks in index
+// order.
 //
 // The barrier also detects calls that differ between ranks (calls.cuh). Every barrier but the start barrier, so every
 // one with `publish`, also waits for the words of the peers' calls.
@@ -91,8 +92,8 @@ public:
         return 0;
     }
 
-    // The epoch at the start of the kernel, and whether the rank was aborted then, or is since a barrier that gave up. Only
-    // threads t < Ranks have them.
+    // The epoch at the start of the kernel, and whether the rank was aborted then, or a barrier has given up since
+    // then. Only threads t < Ranks have them.
     __device__ __forceinline__ u64 epoch() const { return epoch_; }
     __device__ __forceinline__ bool aborted() const { return aborted_; }
 

@@ -9,7 +9,8 @@
 // Each rank's workspace has the following, which the host zeroes at first and at a reset of all ranks:
 //   number_word(p)   the number of the last call whose word was sent to rank p, with the highest bit set. Only thread p
 //                    of block 0 reads and writes it. Between calls all numbers of a rank are equal.
-//   call_word(g, p)  the word that rank p has sent for its last call whose number is g modulo 2. Only p writes it.
+//   call_word(g, p)  the word that rank p has sent for its last call of generation g, which is the number modulo 2.
+//                    Only p writes it.
 //
 // Steps. They are the same in every kernel whose blocks wait for peers, and in the kernel that only compares
 // (check_call.cu), for all grids, clusters and types. Thread p < ranks of block 0 takes them for rank p.
@@ -20,7 +21,7 @@
 //           (push.cuh), and each barrier after the start barrier (barrier.cuh), end only when this is the expected
 //           word.
 //   differs Once in 32 polls it tests whether rank p's word has the expected number and is not the expected word. Then
-//           it reports leg CALL, with its own word and the peer's, and aborts all ranks.
+//           it writes a report with leg CALL, with its own word and the peer's, and aborts all ranks.
 //
 // Why no difference is missed. A kernel with a hash has a wait for the words in its block 0: in push calls every thread
 // of block 0 receives for the block's first unit or row, and in pull calls at least one barrier follows the start

@@ -28,7 +28,7 @@ __device__ __forceinline__ u32 key_of(const u32 (&word)[4], bool exists) {
     for (int i = 0; i < 4; ++i) absent |= word[i] == ABSENT && !FAULT("foreign-words-as-they-are");
     if (!__any_sync(0xffffffffu, absent && exists)) return 0;
 #pragma unroll 1
-    for (u32 first = 0;; first += 32) {  // one of 160 numbers is free
+    for (u32 first = 0;; first += 32) {  // one of the first 160 numbers is a valid key
         u32 taken = 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {

@@ -30,16 +30,16 @@
 //   acquire pattern. The last of several rounds sends as many words as the others, however little of the tensor is
 //   left. Otherwise no rank would know of the clears in the round before it, whose slots the first round of the next
 //   call uses.
-//   After several rounds. In the next call any thread of any rank may use these slots. So before rank A's call ends,
-//   the clears of all threads of all peers in the last round but one must happen before that end. By push_one_shot they
-//   do: in the last round A's thread receives words of the thread of the same index of every peer. By push_two_shot
-//   this is not enough. If rank C owns all work of block b, A's thread of that block receives words of C alone; B's
-//   word, which follows B's fence, went to C. C's result depends on B's word, but in PTX a data dependence orders
-//   nothing, and C's fence of the round comes before both. Then B's clear could overwrite A's word of the next call. So
-//   with `Relays` a thread executes a fence in the last round, between the first pieces that it has received as owner,
-//   one from each peer, and its first result (`relay`). C's poll and this fence acquire, this fence and C's result
-//   release, and A's poll and the end of A's kernel acquire. With two ranks there is no third rank; and after a call of
-//   one round its slots are used again only by the call after the next.
+//   After several rounds. In the next call any thread of any rank may use these slots. So the clears of all threads
+//   of all peers in the last round but one must happen before the end of rank A's call. By push_one_shot they do: in
+//   the last round A's thread receives words of the thread of the same index of every peer. By push_two_shot this is
+//   not enough. If rank C owns all work of block b, A's thread of that block receives words of C alone; B's word,
+//   which follows B's fence, went to C. C's result depends on B's word, but in PTX a data dependence orders nothing,
+//   and C's fence of the round comes before both. Then B's clear could overwrite A's word of the next call. So with
+//   `Relays` a thread executes a fence in the last round, between the first pieces that it has received as owner, one
+//   from each peer, and its first result (`relay`). C's poll and this fence acquire, this fence and C's result
+//   release, and A's poll and the end of A's kernel acquire. With two ranks there is no third rank; and after a call
+//   of one round its slots are used again only by the call after the next.
 //
 // The protocol also detects calls that differ between ranks: the first wait of block 0 also waits for the words of
 // calls.cuh.
@@ -48,11 +48,12 @@
 // with the lowest indices end first. Devices place blocks in index order.
 //
 // Failure. A poll ends early when the rank's abort word is set, and gives up after `timeout_ns` of %globaltimer, read
-// once in 1024 polls. The first thread of a rank to give up writes the report and sets every rank's abort word. In leg
-// GATHER a thread waits an eighth longer, counted from when it has seen the bound pass: the owner of the results may
-// itself wait for inputs, and that wait names the missing rank, also if the clock jumps. A thread that gives up
-// continues with the words that it has read, through all later steps, but polls no more. So no block waits for it in
-// vain, and the blocks of a cluster still send one another their words. The host then empties all slots.
+// once in 1024 polls. The first thread of a rank to give up writes the report and sets every rank's abort word. In
+// leg GATHER a thread waits an eighth longer, from the moment at which it has noticed that the bound has passed: the
+// owner of the results may itself wait for inputs, and that wait names the missing rank, also if the clock jumps. A
+// thread that gives up continues with the words that it has read, through all later steps, but polls no more. So no
+// block waits for it in vain, and the blocks of a cluster still send one another their words. The host then empties
+// all slots.
 #pragma once
 #include "common/faults.cuh"
 #include "common/pack16.cuh"
@@ -235,7 +236,7 @@ protected:
         while (ptx::cycles() - begin < cycles) __nanosleep(100);
     }
 
-    // For the planted fault "epoch-of-each-block": a word that push calls do not use otherwise.
+    // For the planted fault "epoch-of-each-block": the address of a word that push calls do not use otherwise.
     __device__ __forceinline__ u64* epoch_of_block() const {
         return flag_word(call_.workspaces[call_.rank], blockIdx.x, call_.rank);
     }

@@ -25,7 +25,7 @@ struct ScratchState {
     u32 users;     // running launches
 };
 
-// ops/call/scratch.py has the same layout. `magic` is written last.
+// The report of a launch that has failed. drvfuse/ops/call/scratch.py has the same layout. `magic` is written last.
 struct ScratchReport {
     u32 reason;    // GAVE_UP, IN_USE, NOT_ZEROED, or a reason of the op
     u32 block;     // the block that reports

@@ -3,8 +3,8 @@
 //
 // The host defines the offsets and passes them as definitions (DRVFUSE_*_OFFSET, DRVFUSE_MAX_*, DRVFUSE_REPORT_MAGIC).
 // The words of a workspace are epoch, abort (u64), arrived, reporter, numbers[peer] (u32), flags[block][peer],
-// calls[2][peer], nodes[node] (u64). The epoch counts the barriers and push calls before this call, in units of EPOCH_UNIT.
-// calls.cuh describes `numbers` and `calls`.
+// calls[2][peer], nodes[node] (u64). The epoch counts the barriers and push calls before this call, in units of
+// EPOCH_UNIT. calls.cuh describes `numbers` and `calls`.
 #pragma once
 #include "common/faults.cuh"
 #include "common/prelude.cuh"
@@ -19,8 +19,8 @@ struct Report {
     u64 expected;  // the awaited flag, epoch or word
     u64 seen;      // the value that was read last
     u32 magic;     // DRVFUSE_REPORT_MAGIC: the report is complete
-    // 0: a barrier, 1: push, 2: gather (push.cuh), 3: the comparison of calls (calls.cuh), 4: the exchange between nodes
-    // (node_failure.cuh)
+    // What the thread waited for. 0: a barrier, 1: push, 2: gather (push.cuh), 3: the comparison of calls
+    // (calls.cuh), 4: the exchange between nodes (node_failure.cuh)
     u32 leg;
     u32 word;  // the missing word, for legs 1 and 2: its offset in the slots, in units of 16 bytes
 };

@@ -2,7 +2,7 @@
 // The trace of a kernel: the times of the phases of each block.
 //
 // Without the definition DRVFUSE_TRACE all functions are empty, and a kernel that calls them has the same
-// instructions as one that does not. To trace a kernel, its source calls these functions:
+// instructions as one that does not. The source of a kernel that can be traced calls these functions:
 //
 //     extern "C" __global__ void kernel(const __grid_constant__ Params p DRVFUSE_TRACE_PARAMETER) {
 //         Trace trace{DRVFUSE_TRACE_ARGUMENT};   // the entry; nothing is written yet
@@ -120,7 +120,7 @@ public:
     // Makes the writer wait until these values are loaded: words, floats, packs, or arrays of them.
     template <typename T>
     __device__ __forceinline__ void need(const T& values) {
-        // The exit overwrites this word.
+        // exit() later overwrites this word with the clock.
         if (writes()) ptx::store_shared_u32(buffer_ + 24, trace_detail::mix(values));
     }
 

@@ -39,11 +39,11 @@ extern "C" __global__ void trace_ticks(u64* results, u64 span, int rounds) {
     results[2] = last - first;
 }
 
-// Two devices run it at the same time, one of them as `caller`. In round r the caller reads its timer and stores r to
-// `theirs`. The other device polls `mine`, reads its own timer and stores r back. The caller polls its word and reads
-// its timer again. So the reading of the other device lies between the two readings of the caller, however long the
-// transfer takes. The words guard no other memory. `times` gets the two readings of the caller in each round, or the
-// one reading of the other device.
+// Two devices run this kernel at the same time, one of them as `caller`. In round r the caller reads its timer and
+// stores r to `theirs`. The other device polls `mine`, reads its own timer and stores r back. The caller polls its
+// word and reads its timer again. So the reading of the other device lies between the two readings of the caller,
+// however long the transfer takes. The words guard no other memory. `times` gets the two readings of the caller in
+// each round, or the one reading of the other device.
 extern "C" __global__ void trace_meet(u64* mine, u64* theirs, u64* times, int meetings, int caller, int rounds) {
 #pragma unroll 1
     for (u64 r = 1; r <= u64(meetings); ++r) {
