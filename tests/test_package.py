@@ -91,8 +91,9 @@ def test_the_lowest_layer_imports_nothing_of_the_package(name: str) -> None:
 
 
 @pytest.mark.parametrize("room", sorted(name for name in ALLOWED if not name.startswith("emu") and name != "reference"))
-def test_public_class_names_are_unique_in_a_folder(room: str) -> None:  # the emulator has one object class for each
-    # handle, and the references of several ops return one of a name
+def test_public_class_names_are_unique_in_a_folder(room: str) -> None:
+    """`emu` and `reference` are left out: the emulator has a class for each kind of handle in several folders, and
+    results of several reference ops have the same class name."""
     found = [
         node.name
         for module, path in MODULES.items()

@@ -14,7 +14,7 @@ from ..errors import ArgumentError
 from .collectives import MAX_COLUMNS, MAX_ROWS, PACK_BYTES, Work
 from .limits import ceil_div
 
-GREETINGS_BYTES = 128  # bytes of the words of greet() of cu/sync/push.cuh
+GREETINGS_BYTES = 128  # bytes at the start of a half for the words that greet() of cu/sync/push.cuh sends
 CLUSTER_CAPABILITY = (9, 0)
 _MAX_HALF = 2**32 - 128  # the largest half in bytes: offsets in a half have 32 bits
 _MOST_ITEMS = 2**31  # the most items of a round: kernels count packs in 32 bits, also those of its last unit

@@ -55,8 +55,8 @@ def _one(verb: str, t: str) -> Form:
 
 
 def _operands(t: str) -> tuple[str, str, str]:
-    """For a bulk reduction of 16 bytes of a type: the kinds of the form's operands, the modifiers of the stores that
-    fill memory, and a format of their registers. Memory holds y x w z, and x y z w are reduced into it.
+    """For a bulk reduction of 16 bytes of type `t`, the kinds of its operands, the modifiers of the `st` that fills
+    memory, and the format string of the registers of that `st`. Memory holds y x w z, into which x y z w are reduced.
     """
     if t in ("f16", "bf16"):
         return f"{t}x2 {t}x2 {t}x2 {t}x2", "v4.b32", "{{{0}, {1}, {2}, {3}}}"

@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     if (lane == 0) atomicMax(&shared.estimate, maximum);
     if (!use.met(given_up)) return;
 
-    // Grid exchange, by the first warp of each block.
+    // The first warp of each block publishes the block's maximum, and reads those of all blocks of the grid.
     const auto exchange_of_blocks = [&](u32& largest, u64* block_words, int stride) {  // returns whether a wait gave up
         if (lane == 0) leave_word(block_words + blockIdx.x * stride, epoch, largest);
         return !await_maxima(largest, block_words, int(gridDim.x), stride, 1, epoch, p.scratch);

@@ -34,8 +34,8 @@ constexpr int WARPS = THREADS / 32;                    // warps of a block, and 
 constexpr bool WEIGHTS_FIRST = DRVFUSE_WEIGHTS_FIRST;  // w is read before the wait for the producer
 constexpr int BATCH = 4;                               // rows of a slot whose loads are in flight at the same time
 
-// Computes this thread's sums over the rows of its slot, for the pack that begins at `column`: sums[0] for dw, sums[1]
-// for db.
+// Adds the rows that this thread shares with the three other threads of its slot (`threadIdx.x / 4`), for the pack that
+// begins at `column`: sums[0] for dw, sums[1] for db.
 __device__ __forceinline__ void add_slot(const BackwardParams& p, int column, float (&sums)[SUMS][WIDTH]) {
     clear(sums);
     const int valid = p.columns - column;

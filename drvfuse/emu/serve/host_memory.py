@@ -62,7 +62,7 @@ class HostMemory:
         ask = self._layout()
         return None if ask is None else ask(function)
 
-    # By which addresses the machine knows memory ----------------------------------------------------------------------
+    # From addresses of the client to addresses of the machine ---------------------------------------------------------
 
     def shared(self, address: int) -> int | None:
         if self._base <= address < self._end:

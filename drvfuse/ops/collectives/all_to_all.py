@@ -88,7 +88,7 @@ def _table(splits: Any, ranks: int) -> tuple[tuple[int, ...], ...]:
     if hasattr(splits, "tolist"):
         splits = splits.tolist()
     if not isinstance(splits, (list, tuple)):
-        raise ArgumentError("splits", kind_of(splits), f"a table of {ranks} x {ranks} numbers of rows")
+        raise ArgumentError("splits", kind_of(splits), f"a {ranks} x {ranks} table of row counts")
     if len(splits) != ranks:
         got, expected = (f"a table of {counted(count, 'row')}" for count in (len(splits), ranks))
         raise ArgumentError("splits", got, f"{expected}, one for each rank of the group")

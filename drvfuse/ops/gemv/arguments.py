@@ -101,7 +101,9 @@ def _act_scales(driver: Driver, given: Any, x: Operand) -> tuple[Operand | None,
         of_rows = f" or {tuple(rows)}" if rows else ""
         of_groups = " or ".join(map(str, reversed(shapes)))
         raise ArgumentError(
-            "act_scales", f"of shape {scales.shape}", f"of shape (){of_rows}, or of groups, {of_groups}"
+            "act_scales",
+            f"of shape {scales.shape}",
+            f"of shape (){of_rows} or, with a scale per group of columns, {of_groups}",
         )
     return scales, shapes[scales.shape]
 

@@ -105,7 +105,7 @@ def test_a_replay_is_the_recorded_run(tmp_path: Path, rng: np.random.Generator, 
 
 
 def test_a_replay_ends_a_spin_at_the_recorded_time(tmp_path: Path) -> None:
-    """The record includes virtual time that followed wall time."""
+    """While the kernel spins, virtual time advances with wall time, and the record has these advances."""
     source = """
     extern "C" __global__ void bounded(unsigned long long* ended) {
         unsigned long long begin, now;

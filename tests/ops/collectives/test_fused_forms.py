@@ -72,7 +72,7 @@ def check(
         **kinds,
         **options,
     )
-    group.synchronize()  # after a time-out the bits may be right by chance
+    group.synchronize()  # raises after a time-out, which the comparison may miss: the bits can be right by chance
     kinds |= {"beta": shifts, "residual": added, "multimem": options.get("use_multimem", False), "nodes": group.nodes}
     expected = reference.allreduce_rmsnorm_fp8(hosts, weights, epsilon, **kinds)
     what = f"{algo} {shape}"

@@ -377,8 +377,8 @@ class _Opened:
 @pytest.mark.parametrize("fault", ["", "no-fence-before-last-results"])
 @pytest.mark.parametrize("first", ["allreduce", "allreduce_rmsnorm_fp8"])
 def test_slots_are_cleared_before_a_later_call_of_another_kind_uses_them(first, fault):
-    """In a two-shot call of several rounds, a rank may learn only from the results of a third rank that the slots of a
-    peer are clear.
+    """In a two-shot call of several rounds, the results of a third rank can be the only evidence that a rank has of a
+    peer having cleared its slots.
     """
     large, small = (random_inputs(np.random.default_rng(11), 3, (9, 520), kind) for kind in ("float32", "bfloat16"))
     with (

@@ -160,10 +160,14 @@ def test_arguments_that_do_not_match_are_refused(device, refused):
     def floats(*shape):
         return device.zeros(shape, "float32")
 
-    refused(op(act_scales=floats(1)), "act_scales", "of shape () or (2,), or of groups, (2, 5) or (2, 9)")
+    refused(
+        op(act_scales=floats(1)), "act_scales", "of shape () or (2,) or, with a scale per group of columns, (2, 5) or"
+    )
     refused(op(act_scales=floats(5, 2)), "act_scales", "(2, 9)")
     refused(
-        op(act=device.zeros(k, E5M2), act_scales=floats(2)), "act_scales", "of shape (), or of groups, (5,) or (9,)"
+        op(act=device.zeros(k, E5M2), act_scales=floats(2)),
+        "act_scales",
+        "of shape () or, with a scale per group of columns, (5,) or",
     )
     refused(op(act_scales=device.zeros(m, "bfloat16")), "act_scales.dtype", "float32")
     refused(op(act=device.zeros((m, k), "bfloat16"), act_scales=floats(m)), "act_scales", "None for act of bfloat16")

@@ -151,7 +151,7 @@ def multiply_add(op: Opcode) -> Action:
         a, b, c = (x.of if isinstance(x, Negated) else x for x in sources)
         negates = minus[0] != minus[1]
         if plus_one and (any(minus)) or negates and minus[2]:
-            raise RefusedError("at most one of the product and c has a sign, and none with .po")
+            raise RefusedError("vmad negates the product or c, not both, and neither with .po")
         signed = any(map(is_signed, types)) or negates or minus[2]
         x = g.op(f"mul i128 {_part(g, a, types[0], 128)}, {_part(g, b, types[1], 128)}")
         y = g.op(f"{'sext' if signed else 'zext'} i32 {g.word(c, 32)} to i128")
