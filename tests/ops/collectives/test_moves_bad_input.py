@@ -39,7 +39,7 @@ def test_splits_must_be_a_list_with_a_number_for_each_rank(group, refused):
 def test_wrong_tables_of_splits_are_refused(group, refused):
     xs = arrays(group, (3, 2), (1, 2))
     for splits, argument, text in (
-        (4, "splits", "a table of 2 x 2"),
+        (4, "splits", "a 2 x 2 table of row counts"),
         ([[1, 2]], "splits", "2 rows"),
         ([[1, 2], [1]], "splits[1]", "2 entries"),
         ([[1, 2], [1, -1]], "splits[1][1]", "at least 0"),
