@@ -15,6 +15,7 @@ deleted. A reader that does not find it then builds it again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -38,6 +39,8 @@ _USE_SECONDS = 60  # seconds between two records of the last use of an entry
 _ABANDONED_SECONDS = 3600  # older temporary directories were left by a process that was killed
 _BUILD_SECONDS, _POLL_SECONDS = 60, 0.01  # limit and interval of polls for an entry that another process builds
 _SPARED = 0.9  # the share of the limit that a clean-up leaves, so that not every new entry needs a clean-up
+_PUBLISH_TRIES = 8  # in each of them another process may store the entry and delete it again
+_EXISTS = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # errors of a rename to an entry that exists
 _DAMAGE = (OSError, ValueError, KeyError, TypeError)  # what reading a damaged entry raises
 _unwritable: set[Path] = set()  # folders for which a warning was logged
 _sizes: dict[Path, int] = {}  # bytes per folder: those at the last scan, plus those added after it
@@ -164,17 +167,17 @@ def _temporary(folder: Path) -> Path:
 
 
 def _publish(building: Path, entry: Path) -> None:
-    for _ in range(2):
+    for _ in range(_PUBLISH_TRIES):
         try:
             os.rename(building, entry)
             return
-        except OSError:
-            if not entry.exists():
+        except OSError as error:
+            if error.errno not in _EXISTS:
                 raise
-            with contextlib.suppress(*_DAMAGE):
-                _read(entry)
-                return  # another process has built the entry first
-            _remove(entry)
+        with contextlib.suppress(*_DAMAGE):
+            _read(entry)
+            return  # another process has built the entry first
+        _remove(entry)  # it is damaged, or another process is deleting it
 
 
 def _remove(entry: Path) -> None:

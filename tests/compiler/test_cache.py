@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
@@ -149,6 +150,24 @@ def test_a_read_only_folder_serves_its_entries(
         store(number)
         assert cache.load(path(number)) is None
     assert caplog.text.count("cannot be written") == 1 and [e.name for e in folder.iterdir()] == [path(0).name]
+
+
+def test_an_entry_that_another_process_stores_and_deletes_during_a_store_is_stored(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rename, calls = os.rename, []
+
+    def late(source: Path, target: Path) -> None:
+        """In the first call the target exists. After it, the other process has deleted the target."""
+        calls.append(target)
+        if len(calls) == 1:
+            raise OSError(errno.ENOTEMPTY, "Directory not empty")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", late)
+    store(1)
+    assert cache.load(path(1)) == ({"number": 1}, {"data": DATA})
+    assert "cannot be written" not in caplog.text
 
 
 WORKER = """
