@@ -198,7 +198,7 @@ def test_sites_name_their_source_line():
         ("vadd.u32.u32.u32 %r0.b0, %r1, %r2;", "a fourth operand"),
         ("vadd.u32.u32.u32.min %r0.b0, %r1, %r2, %r3;", "a selector, or a second operation"),
         ("vadd.u32.u32.u32 %r0, %r1.b4, %r2;", "unsupported selector .b4"),
-        ("vmad.s32.s32.s32 %r0, -%r1, %r2, -%r3;", "at most one of the product and c"),
+        ("vmad.s32.s32.s32 %r0, -%r1, %r2, -%r3;", "the product or c, not both"),
         ("vadd2.s32.s32.s32 %r0, %r1.h40, %r2, %r3;", "unsupported selector .h40"),
         ("vadd4.s32.s32.s32.sat.add %r0, %r1, %r2, %r3;", "unsupported modifier .sat"),
         ("vset4.s32.s32.sat.lt %r0, %r1, %r2, %r3;", "unsupported modifier .sat"),
