@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The backward pass of FP8 RMSNorm of few rows, or with CENTRED of FP8 LayerNorm. It computes dw (and db) by columns
-// and dx by rows, independently of each other, and reads x and g for each, the second time mostly from L2.
+// and dx by rows, independently of each other. Each of the two reads all of x and g, the second mostly from L2.
 //
 // Computes dx, dw and db by the formulas of fp8_rmsnorm_backward.cu, with the same operands.
 //

@@ -3,9 +3,8 @@
 //
 // Scales of one byte of groups of up to 32 columns are sent four per word: those of adjacent groups of a row, the
 // first in the low byte. The last word of a row may have fewer scales. The packs of the groups of a word are in
-// WORD_LANES adjacent lanes. All other scales are sent one per word, as floats, whose NaNs are canonical. (For groups
-// of 64 columns, four scales per word would save 1.6 % of the bytes, but the shuffles make the kernel's own work 8 %
-// longer.)
+// WORD_LANES adjacent lanes. All other scales are sent one per word, as floats, whose NaNs are canonical. (With larger
+// groups, words of four scales would save less than the shuffles take.)
 //   E8M0   The bytes of scales are 0 to 247 or, for NaN, 255. A byte is sent as byte + 1 modulo 256, so no sent byte is
 //          255.
 //   E4M3   The scales of FP4 are not negative, so the sign bits of the word's four bytes are free. They hold a key of

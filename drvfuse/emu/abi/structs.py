@@ -18,7 +18,7 @@ from .layout import layout
     "u32 resume",  # the place at which the function continues; 0 is its start
     "u32 status",  # the `Status` with which the thread suspended
     "u32 tid[3], lane, warp, linear",  # its index in the block, its lane, its warp, and its number in the block
-    # Operands of the operation at which it is suspended, and results; `Status` says what they mean for each status.
+    # Operands and results of the operation at which the thread is suspended; `Status` says what they mean.
     "u64 op_addr, op_seen",
     "u32 op_mask, op_a, op_b, op_c, op_result, op_pred, op_kind",
     "u32 site",  # the instruction at which it is suspended

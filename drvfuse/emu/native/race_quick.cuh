@@ -78,7 +78,7 @@ FN u32 read_by(Race* r, Ref ref, u32 op, u32 block, u32 warp, u32 lane_bit, u32 
 
 // Changes of the list -------------------------------------------------------------------------------------------------
 
-// Inserts an entry for the access at a link.
+// Makes an entry that describes the access, and inserts it into a list before the entry to which `link` refers.
 FN void add_plain(QuickAccess* access, Ref* pool, Ref* link, u32 kind, u32 variant) {
     Ref ref = take_entry(access->race, pool);
     Entry* e = (Entry*)arena_at(access->race, ref);
