@@ -22,10 +22,10 @@ pytestmark = pytest.mark.emulated
 def divided() -> Iterator[Driver]:
     """The driver of an emulated GPU of 16 multiprocessors that is divided into four devices."""
     with df.emu.Machine(devices=1, sm_count=16, race=True) as machine:
-        gate = Driver("emu", DividedGpu(machine.driver, "4"), bindings, machine)
-        gate.cuInit(0)
-        machine.gate = gate
-        yield gate
+        api = Driver("emu", DividedGpu(machine.driver, "4"), bindings, machine)
+        api.cuInit(0)
+        machine.runtime_driver = api
+        yield api
         assert not machine.reports
 
 

@@ -20,9 +20,9 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 PYTHON = [*ROOT.glob("*.py"), *(path for top in ("drvfuse", "tests", "tools") for path in (ROOT / top).rglob("*.py"))]
 KERNELS = [path for suffix in ("cu", "cuh") for path in (ROOT / "drvfuse").rglob(f"*.{suffix}")]
 
-ROOMS = "|".join(path.name for path in (ROOT / "drvfuse").iterdir() if path.is_dir() and path.name != "__pycache__")
+FOLDERS = "|".join(path.name for path in (ROOT / "drvfuse").iterdir() if path.is_dir() and path.name != "__pycache__")
 PATH = re.compile(
-    rf"(?<![\w/.~<-])(?:(?:drvfuse|tests|tools|docs|cu)/[\w./*-]*[\w/]|(?:{ROOMS})/[\w./*-]*\.(?:py|cuh?|ptx)\b)"
+    rf"(?<![\w/.~<-])(?:(?:drvfuse|tests|tools|docs|cu)/[\w./*-]*[\w/]|(?:{FOLDERS})/[\w./*-]*\.(?:py|cuh?|ptx)\b)"
 )
 LINK = re.compile(r"\]\(([\w./-]+)(?:#[\w-]*)?\)")
 SOURCE = re.compile(r"(?<![\w/.*])\w+\.(?:cuh?|py)\b")  # a file name without a folder

@@ -33,8 +33,8 @@ def test_the_bindings_have_the_refusal_in_place_of_the_function() -> None:
 def test_the_gate_of_a_cuda_driver_refuses_before_the_function_is_reached() -> None:
     reached = []
     functions = SimpleNamespace(cuMulticastCreate=lambda prop: reached.append(prop))
-    gate = Driver("cuda", functions, bindings)
-    for call in (gate.cuMulticastCreate, lambda prop: gate.result("cuMulticastCreate", prop)):
+    api = Driver("cuda", functions, bindings)
+    for call in (api.cuMulticastCreate, lambda prop: api.result("cuMulticastCreate", prop)):
         with pytest.raises(pytest.fail.Exception, match="creates no multicast object"):
             call(bindings.CUmulticastObjectProp())
     assert not reached

@@ -24,17 +24,17 @@ from drvfuse import config, dtypes, errors
 ROOT = Path(df.__file__).parent
 
 GROUND = {"errors", "config", "dtypes", "lazy", "tables"}
-DOORS = {("runtime.driver", "emu")}  # not in the table: the one import by which the runtime opens the emulated driver
+EXCEPTIONS = {("runtime.driver", "emu")}  # the one import that is allowed and not in the table
 
 
 def _allowed() -> dict[str, set[str]]:
-    """For each folder (a "room") the rooms that it may import, from the table of docs/architecture.md."""
+    """For each folder, the folders that it may import, from the table of docs/architecture.md."""
     rows = re.findall(r"^\| `([\w.]+)` \|[^|]*\|([^|]*)\|$", (ROOT.parent / "docs/architecture.md").read_text(), re.M)
-    return {room: set(re.findall(r"`([\w.]+)`", others)) for room, others in rows}
+    return {folder: set(re.findall(r"`([\w.]+)`", others)) for folder, others in rows}
 
 
 ALLOWED = _allowed()
-ROOMS = {*ALLOWED, "emu.bindings", "emu"}
+FOLDERS = {*ALLOWED, "emu.bindings", "emu"}
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in ROOT.rglob("*.py")
@@ -42,11 +42,11 @@ MODULES = {
 }
 
 
-def _room(module: str) -> str | None:
-    """The folder ("room") in which a module lies."""
+def _folder(module: str) -> str | None:
+    """The folder in which a module lies."""
     parts = module.split(".")
     names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    return next((name for name in names if name in ROOMS), None)
+    return next((name for name in names if name in FOLDERS), None)
 
 
 def _imported(module: str) -> set[str]:
@@ -67,21 +67,21 @@ def _imported(module: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("room", ALLOWED)
-def test_imports_follow_the_layers_of_the_architecture(room: str) -> None:
-    allowed = ALLOWED[room] | {room} | GROUND
+@pytest.mark.parametrize("folder", ALLOWED)
+def test_imports_follow_the_layers_of_the_architecture(folder: str) -> None:
+    allowed = ALLOWED[folder] | {folder} | GROUND
     for module in MODULES:
-        if _room(module) != room:
+        if _folder(module) != folder:
             continue
         for other in _imported(module):
-            where = _room(other) or other
-            assert where in allowed or (module, where) in DOORS, f"{module} imports {other}"
+            where = _folder(other) or other
+            assert where in allowed or (module, where) in EXCEPTIONS, f"{module} imports {other}"
 
 
 def test_every_folder_has_a_docstring_that_states_its_purpose() -> None:
     for folder in {path.parent for path in MODULES.values()} - {ROOT}:
         name = ".".join(folder.relative_to(ROOT).parts)
-        assert _room(name) or name == "ops", f"docs/architecture.md does not name {name}"
+        assert _folder(name) or name == "ops", f"docs/architecture.md does not name {name}"
         assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), f"{name} has no docstring"
 
 
@@ -90,14 +90,16 @@ def test_the_lowest_layer_imports_nothing_of_the_package(name: str) -> None:
     assert _imported(name) <= GROUND
 
 
-@pytest.mark.parametrize("room", sorted(name for name in ALLOWED if not name.startswith("emu") and name != "reference"))
-def test_public_class_names_are_unique_in_a_folder(room: str) -> None:
+@pytest.mark.parametrize(
+    "folder", sorted(name for name in ALLOWED if not name.startswith("emu") and name != "reference")
+)
+def test_public_class_names_are_unique_in_a_folder(folder: str) -> None:
     """`emu` and `reference` are left out: the emulator has a class for each kind of handle in several folders, and
     results of several reference ops have the same class name."""
     found = [
         node.name
         for module, path in MODULES.items()
-        if _room(module) == room
+        if _folder(module) == folder
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     ]
@@ -150,7 +152,7 @@ def _signatures(module: ModuleType) -> Iterator[tuple[str, dict[str, str]]]:
     """The annotations of a module's functions and of its classes' methods and properties, as they are written."""
     for name in (name for name in dir(module) if not name.startswith("_")):
         found = getattr(module, name)
-        if not getattr(found, "__module__", "").startswith(tuple(f"drvfuse.{room}" for room in TYPED)):
+        if not getattr(found, "__module__", "").startswith(tuple(f"drvfuse.{folder}" for folder in TYPED)):
             continue
         members = vars(found) if inspect.isclass(found) else {"": inspect.unwrap(found) if callable(found) else found}
         for key, member in members.items():

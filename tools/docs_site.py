@@ -96,12 +96,12 @@ INTERNAL = {
 def api() -> str:
     """The public names of `drvfuse`, `drvfuse.coat`, `drvfuse.reference` and `drvfuse.emu` with their docstrings."""
     package = ROOT / "drvfuse"
-    names: dict[str, list[str]] = {room: [] for room in SECTIONS}
+    names: dict[str, list[str]] = {folder: [] for folder in SECTIONS}
     for home, name in _listed(package / "__init__.pyi"):
-        room = home.split(".")[1]
+        folder = home.split(".")[1]
         if name not in TYPES:
-            names[room if room in SECTIONS else "ops"].append(f"drvfuse.{name}")
-    sections = [_section(heading, names[room] + BESIDES.get(room, [])) for room, heading in SECTIONS.items()]
+            names[folder if folder in SECTIONS else "ops"].append(f"drvfuse.{name}")
+    sections = [_section(heading, names[folder] + BESIDES.get(folder, [])) for folder, heading in SECTIONS.items()]
     sections.append(_section("FP8 norms: `drvfuse.coat`", [f"drvfuse.coat.{n}" for n in dir(coat) if n[0] != "_"]))
     sections.append(_section("The ops in numpy: `drvfuse.reference`", list(_references(package / "reference"))))
     emulated = [f"drvfuse.emu.{name}" for _, name in _listed(package / "emu" / "__init__.pyi")]

@@ -61,7 +61,7 @@ class CallState:
         failure = None if self._link is None else self._link.failure
         if self._error is None and self._workspace.reported():
             report, ended = self._workspace.first_report(), self._transport.ended
-            if failure is None or report["leg"] != EXCHANGE:  # an exchange that was aborted has brought no abort words
+            if failure is None or report["kind"] != EXCHANGE:  # an exchange that was aborted has brought no abort words
                 self._error = error_of(report, self.history, calls, ended, self._workspace.nodes)
         if self._error is not None:
             raise self._error()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BarrierTimeout, CallMismatch, DrvfuseError, NodeFailed
 from .calls import number_in
-from .workspace import CALL, EXCHANGE, LEGS, differs
+from .workspace import CALL, EXCHANGE, WAIT_KINDS, differs
 
 if TYPE_CHECKING:
     from ..nodes.layout import Nodes
@@ -23,18 +23,18 @@ def error_of(
 
     `ended` are the ranks whose processes have ended. It may change, so each error copies it when it is made.
     """
-    if report["leg"] == EXCHANGE:
+    if report["kind"] == EXCHANGE:
         return _other_node(report, history, nodes)
-    return _compared(report, calls, ended) if report["leg"] == CALL else _timed_out(report, history, ended)
+    return _compared(report, calls, ended) if report["kind"] == CALL else _timed_out(report, history, ended)
 
 
 def _timed_out(report: Mapping[str, int], history: History, ended: Mapping[int, str]) -> Callable[[], DrvfuseError]:
     rank, peer, ordinal, expected = (report[name] for name in ("rank", "peer", "phase", "expected"))
-    leg, word = LEGS[report["leg"]], report["word"] if report["leg"] else None
+    kind, word = WAIT_KINDS[report["kind"]], report["word"] if report["kind"] else None
     if word is None:
         phase = "start" if ordinal == 1 else f"phase {ordinal}"
     else:
-        phase = leg if ordinal == 1 else f"{leg} of round {ordinal}"
+        phase = kind if ordinal == 1 else f"{kind} of round {ordinal}"
     call = history.find(rank, peer, expected - ordinal)
     fields = rank, peer, report["block"], phase, expected, report["seen"], call, word
     return lambda: BarrierTimeout(*fields, ended=dict(ended))
@@ -43,7 +43,7 @@ def _timed_out(report: Mapping[str, int], history: History, ended: Mapping[int, 
 def _compared(
     report: Mapping[str, int], calls: ComparedCalls | None, ended: Mapping[int, str]
 ) -> Callable[[], DrvfuseError]:
-    """The error of a report whose leg is CALL: the calls differ, or the peer has not made the call."""
+    """The error of a report whose kind is CALL: the calls differ, or the peer has not made the call."""
     rank, peer, number = (report[name] for name in ("rank", "peer", "phase"))
     own, seen = report["expected"], report["seen"]
     assert calls is not None
@@ -56,7 +56,7 @@ def _compared(
 
 
 def _other_node(report: Mapping[str, int], history: History, nodes: Nodes) -> Callable[[], DrvfuseError]:
-    """The error of a report whose leg is EXCHANGE. The report's `peer` is the number of the failed node. If the engine
+    """The error of a report whose kind is EXCHANGE. The report's `peer` is the number of the failed node. If the engine
     has added the sums of all nodes, that node is unknown.
 
     The report's epoch is the one after the kernels of the call that precede the exchange.

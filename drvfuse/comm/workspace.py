@@ -56,14 +56,14 @@ OWNER_OFFSET = PAYLOAD_OFFSET - 16
 REPORT_MAGIC = 0x44525646
 REPORT_STRIDE = 64
 CALL, EXCHANGE = 3, 4
-LEGS = ("barrier", "push", "gather", "call", "exchange")
-"""The meanings of the field `leg` of a report: what the rank waited for. In push calls `word` is the index of the
+WAIT_KINDS = ("barrier", "push", "gather", "call", "exchange")
+"""The meanings of the field `kind` of a report: what the rank waited for. In push calls `word` is the index of the
 16-byte word in the slots. For "call", whose number is CALL, `expected` and `seen` are words of calls
 (cu/sync/calls.cuh). For "exchange", whose number is EXCHANGE, the rank did not wait: `peer` is the place of a node that
 gave up, of `seen` places (cu/collectives/node_failure.cuh)."""
 REPORT_DTYPE = np.dtype(
     {
-        "names": ["rank", "peer", "block", "phase", "expected", "seen", "magic", "leg", "word"],
+        "names": ["rank", "peer", "block", "phase", "expected", "seen", "magic", "kind", "word"],
         "formats": ["<u4", "<u4", "<u4", "<u4", "<u8", "<u8", "<u4", "<u4", "<u4"],
         "offsets": [0, 4, 8, 12, 16, 24, 32, 36, 40],
         "itemsize": REPORT_STRIDE,
@@ -95,7 +95,7 @@ def defines() -> dict[str, int]:
 
 def differs(report: Any) -> bool:
     """Whether a report says that the rank's call differs from a peer's; otherwise the rank has given up waiting."""
-    return bool(report["leg"] == CALL and number_in(int(report["expected"])) == number_in(int(report["seen"])))
+    return bool(report["kind"] == CALL and number_in(int(report["expected"])) == number_in(int(report["seen"])))
 
 
 class Workspace:
@@ -171,7 +171,7 @@ class Workspace:
         up comes last. Among equals, that of the lowest rank is returned.
         """
         ranks = np.flatnonzero(self._magic)
-        heard = self.reports[ranks]["leg"] == EXCHANGE
+        heard = self.reports[ranks]["kind"] == EXCHANGE
         if heard.all():
             return self._fields(self.reports[ranks[0]]) | {"rank": int(ranks[0])}
         ranks = ranks[~heard]

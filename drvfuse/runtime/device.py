@@ -32,18 +32,18 @@ def device(index: SupportsIndex = 0, *, driver: DriverLike = None) -> Device:
     index that the driver does not have, and DriverUnavailable, which says what to install or set, if the driver cannot
     be used.
     """
-    gate = get_driver(driver)
+    opened = get_driver(driver)
     try:
         number = operator.index(index)
     except TypeError:
         raise ArgumentError("index", repr(index), "an int") from None
-    count = gate.cuDeviceGetCount()
+    count = opened.cuDeviceGetCount()
     if not 0 <= number < count:
-        raise ArgumentError("index", number, f"a device of the {gate.name} driver, 0 to {count - 1}")
-    with gate.lock:
-        found = gate.devices.get(number)
+        raise ArgumentError("index", number, f"a device of the {opened.name} driver, 0 to {count - 1}")
+    with opened.lock:
+        found = opened.devices.get(number)
         if found is None:
-            found = gate.devices[number] = Device(gate, number)
+            found = opened.devices[number] = Device(opened, number)
         return found
 
 

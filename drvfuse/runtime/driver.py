@@ -299,13 +299,13 @@ def _open_cuda() -> Driver:
 
 def _open_machine(machine: Machine | Process) -> Driver:
     global _machines_opened
-    found: Driver | None = machine.gate
+    found: Driver | None = machine.runtime_driver
     if found is None:
         if machine.closed:
             raise ClosedError(f"{machine!r} was closed")
         found = Driver("emu", machine.driver, _bindings(), machine)
         found.cuInit(0)
-        machine.gate = found
+        machine.runtime_driver = found
         _machines_opened = True
     return found
 

@@ -49,7 +49,7 @@ def compile(
     >>> x.numpy()
     array([0, 2, 4, 6], dtype=int32)
     """
-    gate = get_driver(driver)
+    opened = get_driver(driver)
     if isinstance(source, os.PathLike):
         name = os.fspath(source)
         try:
@@ -61,7 +61,7 @@ def compile(
             ) from None
     if not isinstance(source, str):
         raise ArgumentError("source", kind_of(source), "CUDA C++ as a str, or the path of a file")
-    target = arch if arch is not None else get_device(0, driver=gate).arch
+    target = arch if arch is not None else get_device(0, driver=opened).arch
     image = compile_source(
         source,
         name=name,
@@ -70,9 +70,9 @@ def compile(
         names=names,
         options=options,
         include=include,
-        cubin=gate.takes_cubins,
+        cubin=opened.takes_cubins,
     )
-    return Module(image, gate)
+    return Module(image, opened)
 
 
 class Module:

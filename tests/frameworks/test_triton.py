@@ -55,10 +55,10 @@ class Kernel:
         capability = 10 * device.attribute("COMPUTE_CAPABILITY_MAJOR") + device.attribute("COMPUTE_CAPABILITY_MINOR")
         made = kernels(kept, capability)[name]
         self.device, self.block, self.threads, self.shared = device, made["block"], made["threads"], made["shared"]
-        gate = device.driver
+        api = device.driver
         with device.use():
-            image = made["cubin"] if gate.takes_cubins else made["ptx"].encode() + b"\0"
-            self.function = gate.cuModuleGetFunction(gate.cuModuleLoadData(image), name.encode())
+            image = made["cubin"] if api.takes_cubins else made["ptx"].encode() + b"\0"
+            self.function = api.cuModuleGetFunction(api.cuModuleLoadData(image), name.encode())
         entry = made["ptx"].partition(".entry")[2].partition(")")[0]
         self.parameters = len(re.findall(r"\.param", entry))  # Triton adds pointers to scratch memory, null here
 

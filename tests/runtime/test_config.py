@@ -88,9 +88,9 @@ def test_a_right_value_is_kept_in_the_type_of_the_setting(name: str, value: Any,
 
 
 def test_the_driver_setting_accepts_machines_and_drivers(driver: str) -> None:
-    gate = get_driver(driver)
-    with config.override(driver=gate):
-        assert get_driver() is gate
+    api = get_driver(driver)
+    with config.override(driver=api):
+        assert get_driver() is api
     machine = SimpleNamespace(driver=None, reports=[])
     with config.override(driver=machine):
         assert config.get("driver") is machine

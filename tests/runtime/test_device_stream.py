@@ -41,15 +41,15 @@ def test_an_unknown_device_attribute_is_unsupported(driver: str) -> None:
 
 def test_use_restores_the_current_context(driver: str) -> None:
     device = df.device(0, driver=driver)
-    gate = device.driver
-    before = int(gate.cuCtxGetCurrent())
+    api = device.driver
+    before = int(api.cuCtxGetCurrent())
     with pytest.raises(RuntimeError), device.use():
-        assert int(gate.cuCtxGetCurrent()) == int(device.context)
+        assert int(api.cuCtxGetCurrent()) == int(device.context)
         with device.use():
             pass
-        assert int(gate.cuCtxGetCurrent()) == int(device.context)
+        assert int(api.cuCtxGetCurrent()) == int(device.context)
         raise RuntimeError
-    assert int(gate.cuCtxGetCurrent()) == before
+    assert int(api.cuCtxGetCurrent()) == before
 
 
 @pytest.mark.gpus(2)

@@ -44,9 +44,9 @@ def test_the_error_holds_the_report_of_the_device_that_failed(machine):
 
 def test_an_error_of_a_healthy_device_or_call_holds_no_report(machine):
     fault(machine, 0, "first")
-    gate = get_driver(machine)
+    api = get_driver(machine)
     with df.device(1, driver=machine).use(), pytest.raises(DriverError) as caught:
-        gate.cuMemFree(0x1234)
+        api.cuMemFree(0x1234)
     assert "kernel first" not in caught.value.explanation
 
 

@@ -337,11 +337,11 @@ def test_peers_can_read_memory_depending_on_its_kind(driver: str) -> None:
     a, b = df.device(0, driver=spec), df.device(1, driver=spec)
     if not b.can_access_peer(a):
         pytest.skip("devices 0 and 1 are no peers")
-    gate = a.driver
+    api = a.driver
     assert readable_by(0, 0, b) and not readable_by(0x1000, 4, b)
 
     with a.use():
-        plain = int(gate.cuMemAlloc(4096))
+        plain = int(api.cuMemAlloc(4096))
     assert readable_by(plain, 4096, a)
     assert copyable_by(plain, 4096, b)
     if driver == "emu":  # on a GPU another test may have enabled peer access
@@ -356,7 +356,7 @@ def test_peers_can_read_memory_depending_on_its_kind(driver: str) -> None:
     assert readable_by(pooled.ptr, pooled.nbytes, b) and readable_by(pooled.ptr, pooled.nbytes, a)
 
     unit = granularity(a)
-    addresses = AddressRange(gate, 2 * unit)
+    addresses = AddressRange(api, 2 * unit)
     first, second = PhysicalMemory(a, unit), PhysicalMemory(a, unit)
     both, own = Mapping(addresses, first, [a, b]), Mapping(addresses, second, [a], unit)
     assert readable_by(both.ptr, unit, b) and not readable_by(own.ptr, 16, b)
@@ -365,7 +365,7 @@ def test_peers_can_read_memory_depending_on_its_kind(driver: str) -> None:
     for owned in (own, both, addresses, first, second):
         owned.close()
     with a.use():
-        gate.cuMemFree(plain)
+        api.cuMemFree(plain)
 
 
 def test_the_current_stream_of_a_framework_is_read_from_its_exchange_table() -> None:

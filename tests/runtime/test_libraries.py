@@ -396,7 +396,7 @@ def test_another_library_captures_each_ranks_part_in_a_graph_of_its_own(
 ) -> None:
     """torch and CuPy capture in this way: globally, one graph per device, with arrays on the legacy default stream."""
     with df.Group.local(4, driver=driver, max_blocks=4) as group:
-        gate = group.driver
+        api = group.driver
 
         def theirs(array: Array) -> Any:
             interface = array.__cuda_array_interface__ | {"stream": LEGACY}
@@ -409,21 +409,21 @@ def test_another_library_captures_each_ranks_part_in_a_graph_of_its_own(
         graphs = []
         for rank in group:
             with rank.device.use():
-                stream = int(gate.cuStreamCreate(flags))
-                gate.cuStreamBeginCapture(stream, gate.types.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
+                stream = int(api.cuStreamCreate(flags))
+                api.cuStreamBeginCapture(stream, api.types.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
                 prepared.launch(rank=rank.index, stream=stream)
-                graphs.append((rank, stream, gate.cuGraphInstantiate(gate.cuStreamEndCapture(stream), 0)))
+                graphs.append((rank, stream, api.cuGraphInstantiate(api.cuStreamEndCapture(stream), 0)))
         hosts = [rng.standard_normal((16, 264)).astype(np.float32) for _ in group]
         for array, host in zip(x, hosts, strict=True):
             array.copy_from(host)
         for rank, stream, graph in graphs:
             with rank.device.use():
-                gate.cuGraphLaunch(graph, stream)
+                api.cuGraphLaunch(graph, stream)
         for rank, stream, graph in graphs:
             with rank.device.use():
-                gate.cuStreamSynchronize(stream)
-                gate.cuGraphExecDestroy(graph)
-                gate.cuStreamDestroy(stream)
+                api.cuStreamSynchronize(stream)
+                api.cuGraphExecDestroy(graph)
+                api.cuStreamDestroy(stream)
         assert all((bits(array.numpy()) == bits(reference.allreduce(hosts))).all() for array in y)
 
 

@@ -36,12 +36,12 @@ extern "C" __global__ void slow_copy(const int* from, int* to, int count) {
 @pytest.fixture
 def freed(driver: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Addresses given to cuMemFreeAsync during the test. What was dropped before the test is freed already."""
-    gate = get_driver(driver)
+    api = get_driver(driver)
     gc.collect()
     df.device(0, driver=driver).pool.flush()
     addresses: list[int] = []
-    real = gate.cuMemFreeAsync
-    monkeypatch.setitem(gate.__dict__, "cuMemFreeAsync", lambda ptr, s: (addresses.append(ptr), real(ptr, s))[1])
+    real = api.cuMemFreeAsync
+    monkeypatch.setitem(api.__dict__, "cuMemFreeAsync", lambda ptr, s: (addresses.append(ptr), real(ptr, s))[1])
     return addresses
 
 
@@ -272,8 +272,8 @@ def test_pool_memory_is_opened_to_peers(driver: str) -> None:
 
 
 def test_pinned_buffer_is_shared_by_host_and_device(driver: str) -> None:
-    gate = get_driver(driver)
-    buffer = PinnedBuffer(gate, 64)
+    api = get_driver(driver)
+    buffer = PinnedBuffer(api, 64)
     words = buffer.view(np.uint32)
     assert words.shape == (16,) and not words.any()
     words[:] = np.arange(16)
@@ -346,12 +346,12 @@ def test_two_mappings_of_one_memory_are_aliases(driver: str) -> None:
 
 def test_a_failure_during_a_set_up_leaves_nothing(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device = df.device(0, driver=driver)
-    gate = device.driver
+    api = device.driver
 
     def refuse(*args: object) -> None:
         raise DriverError("cuMemSetAccess", "", 1, "CUDA_ERROR_INVALID_VALUE", "planted")
 
-    monkeypatch.setitem(gate.__dict__, "cuMemSetAccess", refuse)
+    monkeypatch.setitem(api.__dict__, "cuMemSetAccess", refuse)
     with pytest.raises(DriverError, match="planted"):
         SymmetricBuffer([device], 1 << 20)
     names = [call.split("(")[0] for call in last_calls(6)]

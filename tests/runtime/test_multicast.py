@@ -260,7 +260,7 @@ def test_bound_memory_lives_as_long_as_its_bind(machine: df.emu.Machine, devices
     assert not any(machine.held().values())
 
 
-def forms(gate: Driver, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> list[tuple[str, tuple[Any, ...]]]:
+def forms(api: Driver, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> list[tuple[str, tuple[Any, ...]]]:
     """Leave the driver object only these of the four bind functions. Return a record of their calls."""
     made: list[tuple[str, tuple[Any, ...]]] = []
 
@@ -270,7 +270,7 @@ def forms(gate: Driver, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> li
     for kind in ("Mem", "Addr"):
         for name in (f"cuMulticastBind{kind}", f"cuMulticastBind{kind}_v2"):
             call = (lambda *args, name=name: made.append((name, args))) if name in names else missing
-            monkeypatch.setitem(gate.__dict__, name, call)
+            monkeypatch.setitem(api.__dict__, name, call)
     return made
 
 

@@ -14,7 +14,7 @@
 // without data, a relay waits for the root and for such keys, and the others wait for the relay. A relay computes its
 // own key from the words that it sends.
 //
-// Failure. push.cuh. A wait for a relay is reported as leg GATHER, since the relay may itself wait for the root.
+// Failure. push.cuh. A wait for a relay is reported as kind GATHER, since the relay may itself wait for the root.
 // Outputs are then undefined.
 #include "collectives/move_slots.cuh"
 

@@ -3,7 +3,7 @@
 #pragma once
 #include "sync/workspace.cuh"
 
-// Writes a report with leg EXCHANGE, where `peer` is the place of the node that gave up (nodes.cuh) and `seen` the
+// Writes a report of kind EXCHANGE, where `peer` is the place of the node that gave up (nodes.cuh) and `seen` the
 // number of places. Aborts the ranks of this rank's node. If these are aborted already, one of them has reported the
 // reason, and nothing happens.
 template <int Ranks>
@@ -15,6 +15,6 @@ __device__ __forceinline__ void node_gave_up(const Call& call, int place, int pl
         report->phase = 0;
         report->expected = *epoch_word(own) / EPOCH_UNIT;
         report->seen = places;
-        report->leg = 4;
+        report->kind = 4;
     });
 }

@@ -12,7 +12,7 @@
 // up, or if the abort word was set when the last block ended: a peer that gave up may have overwritten the input that
 // this rank was reading. In the order "engine" the exchange adds the statuses: the sum is the number of nodes that
 // failed, as small integers are exact in float32. `check_statuses` reads the statuses after the exchange. If one is
-// not 0, `check_statuses` reports a failed exchange (leg EXCHANGE) and aborts the ranks of its own node.
+// not 0, `check_statuses` reports a failed exchange (kind EXCHANGE) and aborts the ranks of its own node.
 //   No launch writes both values. One thread of the last block that reaches Barrier::finish writes the status, and no
 //   block is the last one if a block has given up, since a block that has given up does not call Barrier::finish.
 //   Several blocks that have given up write 1.0f, by relaxed stores.

@@ -121,7 +121,7 @@ private:
                         report->phase = ordinal_;
                         report->expected = expected;
                         report->seen = seen;
-                        report->leg = 0;
+                        report->kind = 0;
                     });
                     return false;
                 }

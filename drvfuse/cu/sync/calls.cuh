@@ -21,7 +21,7 @@
 //           (push.cuh), and each barrier after the start barrier (barrier.cuh), end only when this is the expected
 //           word.
 //   differs Once in 32 polls it tests whether rank p's word has the expected number and is not the expected word. Then
-//           it writes a report with leg CALL, with its own word and the peer's, and aborts all ranks.
+//           it writes a report of kind CALL, with its own word and the peer's, and aborts all ranks.
 //
 // Why no difference is missed. A kernel with a hash has a wait for the words in its block 0: in push calls every thread
 // of block 0 receives for the block's first unit or row, and in pull calls at least one barrier follows the start
@@ -66,7 +66,7 @@
 #include "sync/workspace.cuh"
 
 constexpr bool COMPARES = DRVFUSE_COMPARES;
-constexpr u32 LEG_CALL = 3;  // the leg of a report about calls that differ
+constexpr u32 WAIT_CALL = 3;  // the kind of a report about calls that differ
 constexpr u32 STARTED = u32(1) << 31;
 
 __device__ __forceinline__ u32 generation(u32 number) { return FAULT("calls-of-one-generation") ? 0 : number % 2; }
@@ -100,7 +100,7 @@ public:
         report->phase = number & ~STARTED;
         report->expected = word_;
         report->seen = seen_;
-        report->leg = LEG_CALL;
+        report->kind = WAIT_CALL;
         report->word = 0;
     }
 

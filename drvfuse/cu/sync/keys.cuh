@@ -53,11 +53,11 @@ public:
     // `key_stride` bytes apart; every peer sends a key for the whole warp. Called by all 32 lanes.
     template <int K>
     __device__ __forceinline__ void receive(u32 (&words)[K][4], const bool (&wanted)[K], u32 offset, u32 stride,
-                                            u32 (&keys)[K][1], u32 key_offset, u32 key_stride, Leg leg = PUSH) {
+                                            u32 (&keys)[K][1], u32 key_offset, u32 key_stride, WaitKind kind = PUSH) {
         char* const at = this->own(offset);
         char* const keys_at = this->own(key_offset);
         this->wait(
-            leg,
+            kind,
             [&] {
                 bool late = false;
 #pragma unroll
@@ -81,7 +81,7 @@ public:
                     first = late ? k : first;
                     where = no_key ? key_offset + k * key_stride : late ? offset + k * stride : where;
                 }
-                this->report(to, leg, (this->call_.rank + Ranks - 1 - first) % Ranks, where);
+                this->report(to, kind, (this->call_.rank + Ranks - 1 - first) % Ranks, where);
             });
         this->fall_behind();
 #pragma unroll

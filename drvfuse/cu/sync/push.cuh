@@ -49,9 +49,9 @@
 //
 // Failure. A poll ends early when the rank's abort word is set, and gives up after `timeout_ns` of %globaltimer, read
 // once in 1024 polls. The first thread of a rank to give up writes the report and sets every rank's abort word. In
-// leg GATHER a thread waits an eighth longer, from the moment at which it has noticed that the bound has passed: the
-// owner of the results may itself wait for inputs, and that wait names the missing rank, also if the clock jumps. A
-// thread that gives up continues with the words that it has read, through all later steps, but polls no more. So no
+// a wait of kind GATHER a thread waits an eighth longer, from the moment at which it has noticed that the bound has
+// passed: the owner of the results may itself wait for inputs, and that wait names the missing rank, also if the clock
+// jumps. A thread that gives up continues with the words that it has read, through all later steps, but polls no more. So no
 // block waits for it in vain, and the blocks of a cluster still send one another their words. The host then empties
 // all slots.
 #pragma once
@@ -76,7 +76,7 @@ struct PushCall {
     int rounds;       // rounds of the call
 };
 
-enum Leg : u32 { PUSH = 1, GATHER = 2 };
+enum WaitKind : u32 { PUSH = 1, GATHER = 2 };
 
 // The steps of a push call. With `Together` all 32 lanes of a warp call a poll, and leave it together. Each warp adds
 // its share of the epoch or, with `ByBlock`, each block does: thousands of additions to one word would take longer than
@@ -152,17 +152,17 @@ public:
     }
 
     // Waits for K pieces of N words, and clears their slots. The pieces lie `stride` bytes apart, from `offset` on.
-    // Piece k comes from the peer at distance k + 1 in leg PUSH, and from rank `source` in leg GATHER. If the pieces
-    // are not `wanted`, this thread does nothing.
+    // Piece k comes from the peer at distance k + 1 if `kind` is PUSH, and from rank `source` if it is GATHER. If the
+    // pieces are not `wanted`, this thread does nothing.
     template <int K, int N>
-    __device__ __forceinline__ void receive(u32 (&words)[K][N], Leg leg, u32 offset, u32 stride, bool wanted,
+    __device__ __forceinline__ void receive(u32 (&words)[K][N], WaitKind kind, u32 offset, u32 stride, bool wanted,
                                             int source = 0) {
         char* const at = own(offset);
         constexpr bool CLEAR_FIRST = FAULT("slot-cleared-before-use");
         if (FAULT("poll-beside-shuffle") && !wanted) return;
         if (CLEAR_FIRST && wanted) clear_all<K, N>(at, stride);
         wait(
-            leg,
+            kind,
             [&] {
                 if (!wanted) return false;
                 bool late = false;
@@ -176,15 +176,15 @@ public:
                 int first = 0;
 #pragma unroll
                 for (int k = K - 1; k >= 0; --k) first = absent(words[k]) ? k : first;
-                report(to, leg, leg == GATHER ? source : (call_.rank + Ranks - 1 - first) % Ranks,
+                report(to, kind, kind == GATHER ? source : (call_.rank + Ranks - 1 - first) % Ranks,
                        offset + first * stride);
             });
         fall_behind();
         if (wanted && !CLEAR_FIRST && !FAULT("slot-not-cleared")) clear_all<K, N>(at, stride);
     }
 
-    // Waits in leg GATHER for a piece, if it is `wanted`, and in the same wait for one more word, if `word_wanted`.
-    // Clears their slots.
+    // In one wait of kind GATHER, waits for a piece, if it is `wanted`, and for one more word, if `word_wanted`. Clears
+    // their slots.
     template <int N>
     __device__ __forceinline__ void receive_with(u32 (&words)[N], u32 offset, bool wanted, u32 (&word)[1],
                                                  u32 word_offset, bool word_wanted, int source) {
@@ -272,9 +272,9 @@ protected:
     // The loop of a wait. poll() loads the wanted words and returns whether one is absent. tell(report) writes the
     // absent word's place and sender to a report.
     template <typename Poll, typename Tell>
-    __device__ __forceinline__ void wait(Leg leg, const Poll& poll, const Tell& tell) {
+    __device__ __forceinline__ void wait(WaitKind kind, const Poll& poll, const Tell& tell) {
         u64 deadline = 0;
-        bool patient = leg == GATHER;
+        bool patient = kind == GATHER;
         Listener listener = calls_.listener();
         for (u32 polls = 1;; ++polls) {
             bool late = poll();
@@ -310,7 +310,7 @@ protected:
         calls_.heard();
     }
 
-    __device__ __forceinline__ void report(Report* to, Leg leg, int peer, u32 offset) const {
+    __device__ __forceinline__ void report(Report* to, WaitKind kind, int peer, u32 offset) const {
         const u32 phase = round_ + 1;
         // `began` is the whole epoch at the start of the call: during the call the epoch advances by less than 2^32.
         const u64 now = ptx::load_relaxed_sys(epoch_word(call_.workspaces[call_.rank])) >> DRVFUSE_EPOCH_BITS;
@@ -319,7 +319,7 @@ protected:
         to->phase = phase;
         to->expected = began + phase;
         to->seen = ABSENT;
-        to->leg = leg;
+        to->kind = kind;
         to->word = offset / 16;
     }
 

@@ -15,14 +15,14 @@ struct Report {
     u32 rank;      // the rank that reports
     u32 peer;      // the rank for which it waited
     u32 block;     // the block that waited
-    u32 phase;     // the number of the barrier or round within the call, from 1; for leg 3 the number of the call
+    u32 phase;     // the number of the barrier or round within the call, from 1; for kind 3 the number of the call
     u64 expected;  // the awaited flag, epoch or word
     u64 seen;      // the value that was read last
     u32 magic;     // DRVFUSE_REPORT_MAGIC: the report is complete
     // What the thread waited for. 0: a barrier, 1: push, 2: gather (push.cuh), 3: the comparison of calls
     // (calls.cuh), 4: the exchange between nodes (node_failure.cuh)
-    u32 leg;
-    u32 word;  // the missing word, for legs 1 and 2: its offset in the slots, in units of 16 bytes
+    u32 kind;
+    u32 word;  // the missing word, for kinds 1 and 2: its offset in the slots, in units of 16 bytes
 };
 
 // The part of the parameter block that all collectives share. drvfuse/ops/collectives/params.py has the same layout.
@@ -66,7 +66,7 @@ __device__ __forceinline__ u64* nodes_word(char* workspace, int node) {
 __device__ __forceinline__ char* payload(char* workspace) { return workspace + DRVFUSE_PAYLOAD_OFFSET; }
 
 // Called by a thread that gives up: sets the abort words of all ranks, and writes the report if it is the first thread
-// of its rank. `describe(report)` writes peer, phase, expected, seen, leg and word.
+// of its rank. `describe(report)` writes peer, phase, expected, seen, kind and word.
 template <int Ranks, typename Describe>
 __device__ __forceinline__ void give_up(const Call& call, const Describe& describe) {
     if (atomicCAS(reporter_word(call.workspaces[call.rank]), 0u, 1u) != 0) return;

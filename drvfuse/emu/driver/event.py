@@ -75,7 +75,7 @@ def cuCtxWaitEvent(proc: Process, hCtx: Any, hEvent: Any) -> None:
     """
     context, event = _uncaptured(proc, hCtx), _recorded(proc, hEvent)
     if event.op is not None:
-        context.gate = [op for op in context.gate if not op.done] + [event.op]
+        context.awaited = [op for op in context.awaited if not op.done] + [event.op]
         for stream in (*context.streams, context.legacy):
             stream.tail.append(event.op)
             stream.last = None

@@ -127,7 +127,7 @@ class Machine:
         *,
         served: bool = False,
     ) -> None:
-        self.gate: Any = None  # the runtime's Driver for the machine's own process, which lives as long as the machine
+        self.runtime_driver: Any = None  # the runtime's Driver for the machine's own process
         devices = _integer("devices", devices, 1, MAX_DEVICES)
         seed = _integer("seed", seed)
         sm_count = _integer("sm_count", sm_count, 1)

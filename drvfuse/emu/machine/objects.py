@@ -89,7 +89,7 @@ class Context(Object):
     limits: dict[int, int] = field(default_factory=dict)
     cache_config: int = 0
     uses: int = 1  # the reference count, which cuCtxAttach raises
-    gate: list[Op] = field(default_factory=list)  # the operations for which streams created later have to wait
+    awaited: list[Op] = field(default_factory=list)  # the operations for which streams created later have to wait
     legacy: Stream = field(init=False)
     per_thread: dict[int, Stream] = field(default_factory=dict)
     heap: Heap | None = None  # None before the first launch
@@ -114,7 +114,7 @@ class Stream(Object):
     chain: int = field(default_factory=new_chain)
 
     def __post_init__(self) -> None:
-        self.tail += self.context.gate
+        self.tail += self.context.awaited
 
     @property
     def blocking(self) -> bool:

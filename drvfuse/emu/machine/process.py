@@ -55,7 +55,7 @@ class Process:
 
     def __init__(self, machine: Machine, number: int, name: str, table: AccessTable) -> None:
         self.machine, self.number, self.name, self.table = machine, number, name, table
-        self.gate: Any = None  # the runtime's Driver for this process, which lives as long as the process
+        self.runtime_driver: Any = None  # the runtime's Driver for this process, which lives as long as the process
         self.initialised = False
         self._closed = False
         self.injected: list[Injected] = []

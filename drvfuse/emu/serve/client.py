@@ -51,7 +51,7 @@ class AttachedMachine:
 
     def __init__(self, address: str, argument: str = "address") -> None:
         self.address = address
-        self.gate: Any = None  # the runtime's Driver for this machine, which lives as long as this object
+        self.runtime_driver: Any = None  # the runtime's Driver for this machine, which lives as long as this object
         self.pid = os.getpid()
         self.closed = self._left = False
         self._argument = argument

@@ -24,12 +24,12 @@ FP8_CAPABILITY = (8, 9)
 class Specialisation:
     """The source file, the definitions and the requirements of a kernel.
 
-    The kernel `kernel`, or else `name`, is in the file cu/`room`/`name`.cu. `defines` are its definitions, and `text`
+    The kernel `kernel`, or else `name`, is in the file cu/`folder`/`name`.cu. `defines` are its definitions, and `text`
     is inserted before the file. The kernel needs compute capability `capability` or later, for the feature that `needs`
     names. `fault` is the fault that is planted in the kernel.
     """
 
-    room: str
+    folder: str
     name: str
     defines: Defines
     kernel: str = ""
@@ -47,7 +47,7 @@ class Specialisation:
         """Compile the kernel for `arch` with further compiler `options`: to PTX, and with `cubin` to machine code
         too."""
         return compile_source(
-            f'{self.text}#include "{self.room}/{self.name}.cu"\n',
+            f'{self.text}#include "{self.folder}/{self.name}.cu"\n',
             name=f"{self.symbol}_kernel.cu",  # must differ from the name of the included file
             arch=arch,
             defines=dict(self.defines) | faults.defines(self.fault),

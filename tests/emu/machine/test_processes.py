@@ -249,7 +249,7 @@ def test_device_memory_is_one_budget_for_all_processes() -> None:
 # The runtime ---------------------------------------------------------------------------------------------------------
 
 
-def test_each_process_has_a_driver_gate_of_its_own(machine: Machine) -> None:
+def test_each_process_has_a_driver_object_of_its_own(machine: Machine) -> None:
     a, b = machine.process("a"), machine.process("b")
     devices = [df.device(0, driver=process) for process in (a, b)]
     assert devices[0].driver is not devices[1].driver and devices[0] is df.device(0, driver=a)

@@ -23,7 +23,7 @@ OK = bindings.CUresult.CUDA_SUCCESS
 BAD = bindings.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
 
 
-def gate(**functions: object) -> Driver:
+def driver_of(**functions: object) -> Driver:
     base = {
         "cuGetErrorName": lambda code: (OK, b"CUDA_ERROR_ILLEGAL_ADDRESS"),
         "cuGetErrorString": lambda code: (OK, b"an illegal memory access was encountered"),
@@ -32,7 +32,7 @@ def gate(**functions: object) -> Driver:
 
 
 def test_a_call_returns_none_a_value_or_a_tuple() -> None:
-    driver = gate(cuNone=lambda: (OK,), cuOne=lambda x: (OK, x + 1), cuTwo=lambda: (OK, 1, 2))
+    driver = driver_of(cuNone=lambda: (OK,), cuOne=lambda x: (OK, x + 1), cuTwo=lambda: (OK, 1, 2))
     assert driver.cuNone() is None
     assert driver.cuOne(4) == 5
     assert driver.cuTwo() == (1, 2)
@@ -40,7 +40,7 @@ def test_a_call_returns_none_a_value_or_a_tuple() -> None:
 
 
 def test_an_error_names_the_call_its_arguments_the_reason_and_earlier_calls() -> None:
-    driver = gate(cuFine=lambda x: (OK,), cuMemcpy=lambda *a: (BAD,))
+    driver = driver_of(cuFine=lambda x: (OK,), cuMemcpy=lambda *a: (BAD,))
     driver.cuFine(0x20000000)
     with pytest.raises(DriverError) as caught:
         driver.cuMemcpy(0x7F0000001000, 16, b"kernel_name", b"\x00" * 300)
@@ -53,17 +53,17 @@ def test_an_error_names_the_call_its_arguments_the_reason_and_earlier_calls() ->
 
 
 def test_result_returns_the_failure_instead_of_raising() -> None:
-    assert gate(cuX=lambda: (BAD,)).result("cuX") == (BAD,)
+    assert driver_of(cuX=lambda: (BAD,)).result("cuX") == (BAD,)
 
 
 def test_newest_signature_is_chosen_under_either_name() -> None:
-    old = gate(cuStreamGetCaptureInfo=lambda s: (OK, "old"), cuStreamGetCaptureInfo_v3=lambda s: (OK, "new"))
+    old = driver_of(cuStreamGetCaptureInfo=lambda s: (OK, "old"), cuStreamGetCaptureInfo_v3=lambda s: (OK, "new"))
     assert old.cuStreamGetCaptureInfo(1) == "new"
-    assert gate(cuStreamGetCaptureInfo=lambda s: (OK, "new")).cuStreamGetCaptureInfo(1) == "new"
+    assert driver_of(cuStreamGetCaptureInfo=lambda s: (OK, "new")).cuStreamGetCaptureInfo(1) == "new"
 
 
 def test_a_function_missing_from_the_bindings_is_unsupported() -> None:
-    driver = gate()
+    driver = driver_of()
     assert not driver.has("cuFuture")
     with pytest.raises(Unsupported, match="cuFuture"):
         driver.cuFuture()
@@ -76,7 +76,7 @@ def test_an_error_code_newer_than_the_bindings_is_shown_as_a_number() -> None:
         raise ValueError("4711 is not a valid CUresult")
 
     with pytest.raises(DriverError) as caught:
-        gate(cuX=unknown).cuX()
+        driver_of(cuX=unknown).cuX()
     assert caught.value.code == 4711
 
 
@@ -87,11 +87,11 @@ def test_wrong_argument_types_are_argument_errors() -> None:
     with pytest.raises(
         ArgumentError, match=r"^arguments of cuX is \('text'\); it must be what .* take: x must be int$"
     ):
-        gate(cuX=picky).cuX("text")
+        driver_of(cuX=picky).cuX("text")
 
 
 def test_recorded_calls_are_oldest_first_and_bounded() -> None:
-    driver = gate(cuCount=lambda x: (OK,))
+    driver = driver_of(cuCount=lambda x: (OK,))
     for number in range(300):
         driver.cuCount(number)
     assert last_calls(2) == ["cuCount(298) -> CUDA_SUCCESS", "cuCount(299) -> CUDA_SUCCESS"]
@@ -100,7 +100,7 @@ def test_recorded_calls_are_oldest_first_and_bounded() -> None:
 
 
 def test_arguments_are_abbreviated_in_the_record() -> None:
-    driver = gate(cuX=lambda *a: (OK,))
+    driver = driver_of(cuX=lambda *a: (OK,))
     launch = bindings.CUlaunchConfig()
     launch.gridDimX, launch.gridDimY, launch.blockDimX, launch.sharedMemBytes = 4, 2, 64, 1024
     driver.cuX(launch)
@@ -119,7 +119,7 @@ def test_queries_are_not_recorded_among_the_last_calls() -> None:
         "cuEventQuery",
     )
     functions = {name: lambda *args: (next(codes),) for name in reads}
-    driver = gate(cuFine=lambda x: (OK,), cuModuleGetFunction=lambda: (OK,), **functions)
+    driver = driver_of(cuFine=lambda x: (OK,), cuModuleGetFunction=lambda: (OK,), **functions)
     driver.cuFine(1)
     driver.cuModuleGetFunction()
     for _ in range(60):
@@ -137,7 +137,7 @@ def test_queries_are_not_recorded_among_the_last_calls() -> None:
 
 def test_the_driver_trace_can_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     with config.override(trace_driver="stderr"):
-        driver = gate(cuX=lambda x: (OK, 7))
+        driver = driver_of(cuX=lambda x: (OK, 7))
     assert driver.cuX(3) == 7
     assert "cuX(3) -> CUDA_SUCCESS 7 [" in capsys.readouterr().err
 
@@ -145,7 +145,7 @@ def test_the_driver_trace_can_go_to_stderr(capsys: pytest.CaptureFixture[str]) -
 def test_the_driver_trace_can_be_written_as_json_lines(tmp_path: os.PathLike[str]) -> None:
     path = os.path.join(tmp_path, "calls.jsonl")
     with config.override(trace_driver=path):
-        driver = gate(cuX=lambda x: (OK, 7), cuBad=lambda: (BAD,))
+        driver = driver_of(cuX=lambda x: (OK, 7), cuBad=lambda: (BAD,))
     driver.cuX(3)
     with pytest.raises(DriverError):
         driver.cuBad()
@@ -160,12 +160,12 @@ def test_the_driver_trace_can_be_written_as_json_lines(tmp_path: os.PathLike[str
 
 def test_without_a_trace_nothing_is_written_and_a_bad_path_is_an_error() -> None:
     with config.override(trace_driver="off"):
-        driver = gate(cuSilent=lambda: (OK,))
+        driver = driver_of(cuSilent=lambda: (OK,))
     driver.cuSilent()
     driver.result("cuSilent")
     assert not any("cuSilent" in call for call in last_calls(5))
     with config.override(trace_driver="/nowhere/at/all"), pytest.raises(ArgumentError, match="trace_driver"):
-        gate()
+        driver_of()
 
 
 @pytest.mark.parametrize("spec", ["hip", 3, object()])
@@ -263,16 +263,16 @@ def test_use_after_a_fork_raises_in_the_child() -> None:
         import os, sys
         from types import SimpleNamespace
         from cuda.bindings import driver as d
-        from drvfuse.runtime import driver as gate
+        from drvfuse.runtime import driver as module
         ok = d.CUresult.CUDA_SUCCESS
         d.cuInit = lambda flags: (ok,)
         d.cuDeviceGetCount = lambda: (ok, 1)
-        driver = gate.get_driver("cuda")
+        driver = module.get_driver("cuda")
         driver.cuDeviceGetCount()
         from drvfuse.errors import ClosedError
         child = os.fork()
         if child == 0:
-            for use in driver.cuDeviceGetCount, lambda: driver.result("cuInit", 0), lambda: gate.get_driver("cuda"):
+            for use in driver.cuDeviceGetCount, lambda: driver.result("cuInit", 0), lambda: module.get_driver("cuda"):
                 try: use()
                 except ClosedError as error: print("spawn" in str(error), flush=True)
             os._exit(0)
@@ -288,12 +288,12 @@ def test_a_fork_before_the_first_use_is_allowed() -> None:
         """
         import os
         from cuda.bindings import driver as d
-        from drvfuse.runtime import driver as gate
+        from drvfuse.runtime import driver as module
         ok = d.CUresult.CUDA_SUCCESS
         d.cuInit = lambda flags: (ok,)
         d.cuDeviceGetCount = lambda: (ok, 1)
         if os.fork() == 0:
-            print(gate.get_driver("cuda").cuDeviceGetCount(), flush=True)
+            print(module.get_driver("cuda").cuDeviceGetCount(), flush=True)
             os._exit(0)
         os.wait()
         """
@@ -311,7 +311,7 @@ class Thing(Owned):
 
 def test_close_may_be_repeated_and_later_use_raises() -> None:
     freed: list[int] = []
-    driver = gate(cuFree=lambda h: (freed.append(h), (OK,))[1])
+    driver = driver_of(cuFree=lambda h: (freed.append(h), (OK,))[1])
     thing = Thing(driver, 5)
     thing.use()
     thing.close()
@@ -323,7 +323,7 @@ def test_close_may_be_repeated_and_later_use_raises() -> None:
 
 def test_a_collected_object_is_freed_at_the_next_flush_and_its_errors_are_swallowed() -> None:
     freed: list[int] = []
-    driver = gate(cuFree=lambda h: (freed.append(h), (BAD,))[1])
+    driver = driver_of(cuFree=lambda h: (freed.append(h), (BAD,))[1])
     Thing(driver, 6)
     gc.collect()
     assert freed == []
@@ -341,7 +341,7 @@ def test_nothing_is_freed_while_it_is_referenced() -> None:
         pass
 
     freed: list[int] = []
-    driver = gate(cuFree=lambda h: (freed.append(h), (OK,))[1])
+    driver = driver_of(cuFree=lambda h: (freed.append(h), (OK,))[1])
     one, other = Holder(), Holder()
     Thing(driver, 6)
     hold(one)
@@ -358,7 +358,7 @@ def test_nothing_is_freed_while_it_is_referenced() -> None:
 def test_a_finalizer_does_not_keep_the_driver_alive() -> None:
     import weakref
 
-    driver = gate(cuFree=lambda h: (OK,))
+    driver = driver_of(cuFree=lambda h: (OK,))
     driver.thing = Thing(driver, 8)  # type: ignore[attr-defined]  # as devices own streams
     weak = weakref.ref(driver)
     del driver
@@ -373,7 +373,7 @@ def test_arguments_of_a_pending_free_do_not_keep_the_driver_alive() -> None:
         def __init__(self, driver: Driver) -> None:
             self._owns(driver, lambda driver, held: None, driver)
 
-    driver = gate(cuFree=lambda h: (OK,))
+    driver = driver_of(cuFree=lambda h: (OK,))
     driver.holder = Holder(driver)  # type: ignore[attr-defined]  # as a group's ranks hold devices
     weak = weakref.ref(driver)
     del driver
