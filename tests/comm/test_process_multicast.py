@@ -61,7 +61,7 @@ def test_multicast_sums_have_the_bits_of_the_reference(ranks, rng, algo, where):
             (x,) = buffer.arrays(host.shape, "float32")
             x.copy_from(host)
             prepared = df.allreduce.prepare(group, x, algo=algo, use_multimem=True)
-            assert prepared._schedule.launches[0][0].view(0, type(prepared._ready[0].parameters)).multimem.inputs
+            assert prepared._sequence.launches[0][0].view(0, type(prepared._ready[0].parameters)).multimem.inputs
             result = prepared.launch().numpy()
             group.transport.board.vote("all have done with the buffer", None)
         return result

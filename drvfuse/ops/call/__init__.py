@@ -13,8 +13,8 @@
 3. Fill. `Planned.take` gives a launch whose parameters lack what differs between calls. The op writes that into the
    launch, addresses of arrays by `Ready.point`.
 4. Launch. `submit` is the same for every op. `Turns.admit` raises errors that earlier launches have reported. Each
-   stream is asked once whether it is being captured, and `Schedule.check` refuses what the algorithm cannot do in a
-   capture. `Turns.follow` and `Route.follow_producers` order the streams, and the kernels are queued in one launch
+   stream is asked once whether it is being captured, and `LaunchSequence.check` refuses what the algorithm cannot do in
+   a capture. `Turns.follow` and `Route.follow_producers` order the streams, and the kernels are queued in one launch
    group. Then the launch is recorded in its arrays and in graphs, and the streams of foreign arrays are ordered after
    it. If an error occurs, the same is done for what was queued before it. Nothing is checked or allocated between the
    launches of two ranks, and only a broken driver can fail there. `ReplayOrder` orders the launches of a graph with the

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-class Schedule(Protocol):
+class LaunchSequence(Protocol):
     """The launches of one call, in the order that its algorithm needs. `launches[i]` are those of local rank i."""
 
     @property
@@ -48,8 +48,8 @@ class Schedule(Protocol):
 class Direct:
     """One kernel per rank. The kernels wait for one another on the devices, so they may be launched in any order.
 
-    A schedule with `pointed` can be repeated: the addresses of the call's arrays are in the parameters of its launches
-    and in `pointed`, and nowhere else (`repeat`).
+    A launch sequence with `pointed` can be repeated: the addresses of the call's arrays are in the parameters of its
+    launches and in `pointed`, and nowhere else (`repeat`).
     """
 
     pointed: Sequence[Pointed] = ()
@@ -82,7 +82,7 @@ def require_one_side(captures: Sequence[int | None]) -> None:
 def submit(
     call: Noted,
     turns: Turns,
-    schedule: Schedule | None,
+    sequence: LaunchSequence | None,
     positions: Sequence[int],
     routes: Sequence[Route],
     sections: Sequence[object] = (),
@@ -91,17 +91,17 @@ def submit(
 ) -> None:
     """Queue the launches of `call` for the local ranks at `positions`, each on the stream of its route.
 
-    Without a schedule there is nothing to queue. Graphs keep `sections` alive besides the arrays. `alone`: one rank is
-    launched by itself.
+    Without a launch sequence there is nothing to queue. Graphs keep `sections` alive besides the arrays. `alone`: one
+    rank is launched by itself.
     """
     streams = [route.stream for route in routes]
     turns.admit(streams)
-    if schedule is None:
+    if sequence is None:
         return
     captures = [stream.capture_id() for stream in streams]
     outside = captures.count(None) == len(captures)
     if alone or not outside:
-        schedule.check(captures, alone)
+        sequence.check(captures, alone)
     elsewhere = turns.follow(positions, streams)
     for index, route in enumerate(routes):
         if route.producers:
@@ -110,7 +110,7 @@ def submit(
         turns.begin(positions, call)
     enter_launches()
     try:
-        schedule.launch(positions, streams)
+        sequence.launch(positions, streams)
     except BaseException:
         turns.abandon()
         _record_what_was_queued(call, turns, positions, routes, captures, sections)
@@ -166,10 +166,10 @@ def _record_what_was_queued(
 ) -> None:
     """Like `_record`, after an error between the launches of a call. Raises nothing: that error is about to be raised.
 
-    A schedule does not tell which launches and copies it has queued, so all are recorded. An event after a stream
-    without new work does no harm. Work on the stream of one rank may use the arrays of another rank (the copies of
-    "naive"), and the schedule may not have ordered the two streams yet. So each stream first follows all others,
-    except in captures.
+    A launch sequence does not tell which launches and copies it has queued, so all are recorded. An event after a
+    stream without new work does no harm. Work on the stream of one rank may use the arrays of another rank (the copies
+    of "naive"), and the launch sequence may not have ordered the two streams yet. So each stream first follows all
+    others, except in captures.
     """
     outside = [route.stream for route, capture in zip(routes, captures, strict=True) if capture is None]
     for index, route in enumerate(routes):
@@ -212,7 +212,7 @@ class Prepared(Generic[R]):
         result: R,
         reads: list[list[Operand]],
         writes: list[list[Operand]],
-        schedule: Schedule | None,
+        sequence: LaunchSequence | None,
         streams: Sequence[Stream],
         ready: Sequence[Ready] = (),
         *,
@@ -222,10 +222,10 @@ class Prepared(Generic[R]):
         trace: CallTrace | None = None,
     ) -> None:
         """`reads[i]` and `writes[i]` are the arrays of local rank i, or of the one device, its input first; the call
-        keeps and changes these lists. Without a schedule there is nothing to launch. `streams` are the streams of
-        launches that name no others. `ready` are the launches that go back to the plan by `give_back`."""
+        keeps and changes these lists. Without a launch sequence there is nothing to launch. `streams` are the streams
+        of launches that name no others. `ready` are the launches that go back to the plan by `give_back`."""
         self.op, self.algo, self._traffic = op, algo, traffic
-        self._turns, self._result, self._schedule, self._ready = turns, result, schedule, ready
+        self._turns, self._result, self._sequence, self._ready = turns, result, sequence, ready
         self._reads, self._writes = reads, writes
         if trace is not None:
             for arrays, buffer in zip(self._writes, trace.operands, strict=True):
@@ -247,7 +247,7 @@ class Prepared(Generic[R]):
     @property
     def launches(self) -> Sequence[Sequence[Launch]]:
         """The launches of each local rank. A launch that is called directly is neither ordered nor checked."""
-        return self._schedule.launches if self._schedule is not None else [[] for _ in self._reads]
+        return self._sequence.launches if self._sequence is not None else [[] for _ in self._reads]
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -278,7 +278,7 @@ class Prepared(Generic[R]):
         if streams is None and rank is None and stream is None:
             if not self._usual:
                 self._usual = [self._route(*each) for each in enumerate(self._streams)]
-            submit(self, self._turns, self._schedule, self._positions, self._usual, self._sections)
+            submit(self, self._turns, self._sequence, self._positions, self._usual, self._sections)
             return self._result
         positions, chosen = self._turns.choose(streams, rank, stream, [arrays[0] for arrays in self._reads])
         if positions:
@@ -299,7 +299,7 @@ class Prepared(Generic[R]):
         new = old.replaced(self.algo, parameters)
         no_overlap(_flat(new.operands), _flat(self._writes))
         for position, structure in enumerate(new.structures):
-            for launch in self._schedule.launches[position] if self._schedule is not None else ():
+            for launch in self._sequence.launches[position] if self._sequence is not None else ():
                 launch.set(1, structure)
             kept = self._reads[position][: len(self._reads[position]) - len(old.operands[position])]
             self._reads[position] = [*kept, *new.operands[position]]
@@ -309,7 +309,7 @@ class Prepared(Generic[R]):
 
     def _queue(self, positions: Sequence[int], streams: Sequence[Stream], alone: bool = False) -> None:
         routes = [self._route(*each) for each in zip(positions, streams, strict=True)]
-        submit(self, self._turns, self._schedule, positions, routes, self._sections, alone=alone)
+        submit(self, self._turns, self._sequence, positions, routes, self._sections, alone=alone)
 
     def _route(self, position: int, stream: Stream) -> Route:
         """The route of a launch on `stream`. Routes are kept for streams of drvfuse and for those of `prepare`: other
@@ -340,8 +340,8 @@ def on_device(
     parameters: Replaceable | None = None,
 ) -> Prepared[R]:
     """The call of an op on one device with the launch `ready`; None: there is nothing to launch."""
-    schedule, used = (None, []) if ready is None else (Direct([ready.launch]), [ready])
-    return Prepared(op, turns, result, [read], [written], schedule, [stream], used, trace=trace, parameters=parameters)
+    sequence, used = (None, []) if ready is None else (Direct([ready.launch]), [ready])
+    return Prepared(op, turns, result, [read], [written], sequence, [stream], used, trace=trace, parameters=parameters)
 
 
 def _flat(found: Iterable[Sequence[Operand]]) -> list[Operand]:

@@ -134,12 +134,12 @@ class Repeat:
     no group."""
 
     def __init__(self, prepared: Prepared[Any], arrays: Sequence[Array]) -> None:
-        """See `of`. Raises LookupError if the schedule has no `pointed`, or if no parameter has the address of an
-        array."""
-        more: Sequence[Pointed] | None = getattr(prepared._schedule, "pointed", None)
+        """See `of`. Raises LookupError if the launch sequence has no `pointed`, or if no parameter has the address of
+        an array."""
+        more: Sequence[Pointed] | None = getattr(prepared._sequence, "pointed", None)
         if more is None:
             raise LookupError(f"{prepared!r} has steps with addresses of their own")
-        self.note, self._schedule = prepared.note, prepared._schedule
+        self.note, self._sequence = prepared.note, prepared._sequence
         self._ready = prepared._ready  # keeps the launches alive, to which the group holds only weak references
         self._turns = None if isinstance(prepared._turns, GroupTurns) else prepared._turns
         every = list(arrays)  # arrays that the call has allocated are appended
@@ -184,7 +184,7 @@ class Repeat:
         for write, parameters, offset, pick in self._runs:
             write(parameters, offset, *pick(addresses))
         routes = [Route.of_arrays(on, pick(arrays)) for on, pick in zip(queues, self._used, strict=True)]
-        submit(self, turns, self._schedule, self._positions, routes)
+        submit(self, turns, self._sequence, self._positions, routes)
         return self._result(arrays)
 
 

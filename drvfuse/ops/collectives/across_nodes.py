@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schedule of a call over several nodes: kernels, and exchanges between the nodes, one after another.
+"""The launch sequence of a call over several nodes: kernels, and exchanges between the nodes, one after another.
 
 Failure. A rank whose kernel gives up takes part in all later exchanges nevertheless: they must match on all nodes, and
 the host may have queued them long before. So every exchange also carries whether the sums or bytes are defined: the
@@ -254,7 +254,7 @@ def _around(group: Group, watched: bool) -> tuple[list[Launch], list[Launch]]:
 
 
 class AcrossNodes:
-    """The schedule of a call: its stages."""
+    """The launch sequence of a call: its stages."""
 
     def __init__(self, group: Group, stages: Sequence[Stage]) -> None:
         self._link, self._stages = link(group), stages  # does not keep the group, which keeps repeated calls

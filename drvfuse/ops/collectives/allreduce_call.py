@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One all-reduce: its schedule and its launches, by algorithm."""
+"""One all-reduce: its launch sequence and its launches, by algorithm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...plans import collectives as plans
 from ...plans import nodes as shares
 from ...plans import push, traffic
 from ..call.planned import Ready
-from ..call.prepared import Direct, Schedule
+from ..call.prepared import Direct, LaunchSequence
 from . import multimem, naive, nodes, plan
 from .across_nodes import AcrossNodes, Stage, link
 from .call_options import CallOptions
@@ -65,8 +65,8 @@ class AllreduceCall:
             return total
         return traffic.of_nodes(group.nodes, total, math.prod(self.shape), group.link.places)
 
-    def schedule(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
-        """The schedule for arrays of at least one element at these addresses, and its launches."""
+    def sequence(self, inputs: list[int], outputs: list[int]) -> tuple[LaunchSequence, list[Ready]]:
+        """The launch sequence for arrays of at least one element at these addresses, and its launches."""
         count = math.prod(self.shape)
         if self.algo == "naive":
             return self._naive(inputs, outputs, count)
@@ -78,7 +78,7 @@ class AllreduceCall:
             self.multimem.point(ready)
         return Direct([one.launch for one in ready]), ready
 
-    def _naive(self, inputs: list[int], outputs: list[int], count: int) -> tuple[Schedule, list[Ready]]:
+    def _naive(self, inputs: list[int], outputs: list[int], count: int) -> tuple[LaunchSequence, list[Ready]]:
         size, group = self.dtype.itemsize, self.options.group
         slot = min(plans.naive_slot(group.workspace.payload_bytes, group.size, plans.PACK_BYTES), count * size)
         chunks, every = [], []
@@ -92,7 +92,7 @@ class AllreduceCall:
             every += ready
         return naive.Naive(group, inputs, slot, chunks), every
 
-    def _across_nodes(self, inputs: list[int], outputs: list[int], count: int) -> tuple[Schedule, list[Ready]]:
+    def _across_nodes(self, inputs: list[int], outputs: list[int], count: int) -> tuple[LaunchSequence, list[Ready]]:
         group, size, width = self.options.group, self.dtype.itemsize, plans.PACK_BYTES // self.dtype.itemsize
         share = shares.Share(1, width, plans.PACK_BYTES, group.layout.inside, link(group).places, self.staged)
         stages: list[Stage] = []

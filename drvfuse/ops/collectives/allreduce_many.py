@@ -20,7 +20,7 @@ from ..call.op import op
 from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.planned import Ready
-from ..call.prepared import Direct, Prepared, Schedule
+from ..call.prepared import Direct, LaunchSequence, Prepared
 from ..call.results import of_ranks
 from ..call.streams import Streams, resolve_streams
 from . import node_many, nodes, plan
@@ -111,7 +111,7 @@ def allreduce_many(
         common,
         algos,
         lambda algo: _Call(common, first.dtype, tuple(map(tuple, shapes)), algo),
-        (lambda call: call.schedule(inputs, results)) if nbytes else None,
+        (lambda call: call.sequence(inputs, results)) if nbytes else None,
         returned[0] if bare else returned,
         list(zip(*sources, strict=True)),
         list(zip(*written, strict=True)),
@@ -163,22 +163,22 @@ def _algorithms(group: Group, algo: str, nbytes: int) -> list[str]:
 
 
 class InTurn:
-    """The schedules of several calls, one after another on each rank's stream."""
+    """The launch sequences of several calls, one after another on each rank's stream."""
 
-    def __init__(self, schedules: Sequence[Schedule]) -> None:
-        self._schedules = schedules
+    def __init__(self, sequences: Sequence[LaunchSequence]) -> None:
+        self._sequences = sequences
         self.launches: list[list[Launch]] = [
-            [launch for schedule in schedules for launch in schedule.launches[position]]
-            for position in range(len(schedules[0].launches))
+            [launch for sequence in sequences for launch in sequence.launches[position]]
+            for position in range(len(sequences[0].launches))
         ]
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
-        for schedule in self._schedules:
-            schedule.check(captures, alone)
+        for sequence in self._sequences:
+            sequence.check(captures, alone)
 
     def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
-        for schedule in self._schedules:
-            schedule.launch(positions, streams)
+        for sequence in self._sequences:
+            sequence.launch(positions, streams)
 
 
 @dataclass(frozen=True)
@@ -207,19 +207,19 @@ class _Call:
         moved += traffic.writing_results(self.algo, ranks, nbytes)
         return moved if group.link is None else traffic.of_nodes(group.nodes, moved, elements, group.link.places)
 
-    def schedule(self, inputs: list[list[int]], outputs: list[list[int]]) -> tuple[Schedule, list[Ready]]:
-        """The schedule for tensors at these addresses, by tensor and local rank, and its launches. At least one tensor
-        has an element."""
+    def sequence(self, inputs: list[list[int]], outputs: list[list[int]]) -> tuple[LaunchSequence, list[Ready]]:
+        """The launch sequence for tensors at these addresses, by tensor and local rank, and its launches. At least one
+        tensor has an element."""
         counts = list(map(math.prod, self.shapes))
         some = [t for t, count in enumerate(counts) if count]
         counts = [counts[t] for t in some]
         if self.algo == "naive":
             calls = [self._naive(count, inputs[t], outputs[t]) for t, count in zip(some, counts, strict=True)]
-            return InTurn([schedule for schedule, _ in calls]), [one for _, ready in calls for one in ready]
+            return InTurn([sequence for sequence, _ in calls]), [one for _, ready in calls for one in ready]
         group, common = self.options.group, self.options
         if group.link is not None:
             own, to = [inputs[t] for t in some], [outputs[t] for t in some]
-            return node_many.schedule(common, self.dtype, counts, own, to)
+            return node_many.sequence(common, self.dtype, counts, own, to)
         key = ("allreduce_many", self.algo, self.dtype.name, tuple(counts), common.blocks, common.alone)
         none: list[list[int]] = [[] for _ in group]
         ready = plan.take(group, key, lambda: self._plan(counts), none, [0] * len(none), common.pdl, common.trace)
@@ -228,8 +228,8 @@ class _Call:
             one.point("many.outputs", *(outputs[t][position] for t in some))
         return Direct([one.launch for one in ready]), ready
 
-    def _naive(self, count: int, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
-        return AllreduceCall(self.options, self.dtype, (count,), "naive", False, None, None).schedule(inputs, outputs)
+    def _naive(self, count: int, inputs: list[int], outputs: list[int]) -> tuple[LaunchSequence, list[Ready]]:
+        return AllreduceCall(self.options, self.dtype, (count,), "naive", False, None, None).sequence(inputs, outputs)
 
     def _plan(self, counts: Sequence[int]) -> plan.Plan:
         group, itemsize = self.options.group, self.dtype.itemsize

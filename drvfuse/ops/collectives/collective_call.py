@@ -10,7 +10,7 @@ from ...errors import ArgumentError
 from ...plans.traffic import Traffic
 from ..call.operands import Operand
 from ..call.planned import Ready
-from ..call.prepared import Prepared, Schedule
+from ..call.prepared import LaunchSequence, Prepared
 from ..call.turns import GroupTurns
 from .call_options import CallOptions
 from .compared import compared
@@ -43,7 +43,7 @@ def prepare(
     options: CallOptions,
     algos: Sequence[str],
     make: Callable[[str], Call],
-    schedule: Callable[[Call], tuple[Schedule, list[Ready]]] | None,
+    sequence: Callable[[Call], tuple[LaunchSequence, list[Ready]]] | None,
     result: R,
     read: Sequence[Sequence[Operand]],
     written: Sequence[Sequence[Operand]],
@@ -52,16 +52,16 @@ def prepare(
 ) -> Prepared[R]:
     """Prepare the call by the first of `algos` for which the workspace is large enough.
 
-    `make(algo)` describes the call by that algorithm, and `schedule(call)` returns the launches of a described call. A
-    call without elements has no launches, and its `schedule` is None. `read[i]` and `written[i]` are the arrays of
+    `make(algo)` describes the call by that algorithm, and `sequence(call)` returns the launches of a described call. A
+    call without elements has no launches, and its `sequence` is None. `read[i]` and `written[i]` are the arrays of
     local rank i, its input first.
     """
-    planned: Schedule | None = None
+    planned: LaunchSequence | None = None
     ready: list[Ready] = []
-    if schedule is None:
+    if sequence is None:
         call = make(algos[0])
     else:
-        call, planned, ready = _first_that_fits(algos, make, schedule)
+        call, planned, ready = _first_that_fits(algos, make, sequence)
     planned, ready = compared(options.group, call.text, planned, ready)
     more: Sequence[Sequence[Operand]] = [()] * len(read) if epilogue is None else epilogue.operands
     return Prepared(
@@ -81,14 +81,14 @@ def prepare(
 
 
 def _first_that_fits(
-    algos: Sequence[str], make: Callable[[str], Call], schedule: Callable[[Call], tuple[Schedule, list[Ready]]]
-) -> tuple[Call, Schedule, list[Ready]]:
+    algos: Sequence[str], make: Callable[[str], Call], sequence: Callable[[Call], tuple[LaunchSequence, list[Ready]]]
+) -> tuple[Call, LaunchSequence, list[Ready]]:
     for algo in algos[:-1]:
         call = make(algo)
         try:
-            return call, *schedule(call)
+            return call, *sequence(call)
         except ArgumentError as error:
             if error.argument != "workspace_bytes":
                 raise
     call = make(algos[-1])
-    return call, *schedule(call)
+    return call, *sequence(call)

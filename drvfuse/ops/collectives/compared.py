@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ... import config
 from ..call import faults
 from ..call.planned import PlanCache, Planned, Ready
-from ..call.prepared import Direct, Schedule
+from ..call.prepared import Direct, LaunchSequence
 from .kernels import check_call
 from .params import CheckParams
 from .plan import call_of_rank
@@ -21,37 +21,37 @@ if TYPE_CHECKING:
 
 
 class ComparedFirst:
-    """A schedule that follows another kernel, which compares the rank's call with the calls of its peers.
+    """A launch sequence that follows another kernel, which compares the rank's call with the calls of its peers.
 
-    Without a schedule only that kernel is launched. `launches` are the launches of the schedule.
+    Without a launch sequence only that kernel is launched. `launches` are the launches of the launch sequence.
     """
 
-    def __init__(self, checks: Sequence[Launch], schedule: Schedule | None) -> None:
+    def __init__(self, checks: Sequence[Launch], sequence: LaunchSequence | None) -> None:
         self._alone = Direct(checks)
-        self._schedule = schedule
-        self.launches: Sequence[Sequence[Launch]] = [[] for _ in checks] if schedule is None else schedule.launches
+        self._sequence = sequence
+        self.launches: Sequence[Sequence[Launch]] = [[] for _ in checks] if sequence is None else sequence.launches
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
-        (self._schedule or self._alone).check(captures, alone)
+        (self._sequence or self._alone).check(captures, alone)
 
     def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
         self._alone.launch(positions, streams)
-        if self._schedule is not None:
-            self._schedule.launch(positions, streams)
+        if self._sequence is not None:
+            self._sequence.launch(positions, streams)
 
 
 def compared(
-    group: Group, name: str, schedule: Schedule | None, ready: Sequence[Ready]
-) -> tuple[Schedule | None, list[Ready]]:
-    """The schedule and launches of a call. If the group compares calls, they are changed so that the ranks compare this
-    call.
+    group: Group, name: str, sequence: LaunchSequence | None, ready: Sequence[Ready]
+) -> tuple[LaunchSequence | None, list[Ready]]:
+    """The launch sequence and launches of a call. If the group compares calls, they are changed so that the ranks
+    compare this call.
 
     `name` describes everything that must be equal on all ranks, except the grid. A call whose kernels wait for no peer,
     or that has no kernels, is compared by a kernel that is launched before it.
     """
     calls = group.calls
     if calls is None:
-        return schedule, list(ready)
+        return sequence, list(ready)
     meets = bool(ready) and ready[0].planned.awaits_peers
     if meets:
         name += f", {ready[0].planned.grid} blocks of {ready[0].planned.threads} threads"
@@ -60,9 +60,9 @@ def compared(
     for one in ready:
         one.parameters.call.hash = hash_ if one.planned.compares else 0
     if beside:
-        return schedule, list(ready)
+        return sequence, list(ready)
     checks = _checks(group, hash_)
-    return ComparedFirst([one.launch for one in checks], schedule), [*ready, *checks]
+    return ComparedFirst([one.launch for one in checks], sequence), [*ready, *checks]
 
 
 def _checks(group: Group, hash_: int) -> list[Ready]:

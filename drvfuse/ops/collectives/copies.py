@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Copies:
-    """The schedule of a call: its copies on all ranks."""
+    """The launch sequence of a call: its copies on all ranks."""
 
     def __init__(self, group: Group, parts: Sequence[MovePart], staged: bool) -> None:
         """`staged`: the call is in place and copies through the workspaces. Raises ArgumentError if these are too

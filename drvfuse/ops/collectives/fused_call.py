@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One fused call: its schedule and its launches, by algorithm."""
+"""One fused call: its launch sequence and its launches, by algorithm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...plans import nodes as shares
 from ...plans import push, traffic
 from ...plans.quantisation import Quantisation
 from ..call.planned import Ready
-from ..call.prepared import Direct, Schedule
+from ..call.prepared import Direct, LaunchSequence
 from . import multimem, naive, nodes, plan
 from .across_nodes import AcrossNodes, Stage, link
 from .call_options import CallOptions
@@ -143,8 +143,8 @@ class FusedCall:
         scales = work.sent_scale_bytes(self.columns) - self.scale_bytes if self.scale_bytes else 0
         return sent - own + scales
 
-    def schedule(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
-        """The schedule for at least one row, with the arrays of each local rank, and its launches."""
+    def sequence(self, arrays: Sequence[Addresses]) -> tuple[LaunchSequence, list[Ready]]:
+        """The launch sequence for at least one row, with the arrays of each local rank, and its launches."""
         inputs = [of_rank.input for of_rank in arrays]
         if self.algo == "naive":
             return self._naive(arrays, inputs)
@@ -156,7 +156,7 @@ class FusedCall:
             self.multimem.point(ready)
         return Direct([one.launch for one in ready]), ready
 
-    def _naive(self, arrays: Sequence[Addresses], inputs: Sequence[int]) -> tuple[Schedule, list[Ready]]:
+    def _naive(self, arrays: Sequence[Addresses], inputs: Sequence[int]) -> tuple[LaunchSequence, list[Ready]]:
         row_bytes, group = self.columns * self.dtype.itemsize, self.options.group
         slot = plans.naive_slot(group.workspace.payload_bytes, group.size, row_bytes)
         slot = min(slot, self.rows * row_bytes)
@@ -171,7 +171,7 @@ class FusedCall:
             every += ready
         return naive.Naive(group, inputs, slot, chunks), every
 
-    def _across_nodes(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
+    def _across_nodes(self, arrays: Sequence[Addresses]) -> tuple[LaunchSequence, list[Ready]]:
         group, width = self.options.group, plans.PACK_BYTES // self.dtype.itemsize
         row_packs = -(-self.columns // width)
         result = plans.left_bytes(self._kernel().work, self.columns)

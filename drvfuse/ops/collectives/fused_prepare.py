@@ -82,7 +82,7 @@ def prepare(
         common,
         algos,
         make,
-        (lambda call: call.schedule(arrays)) if rows.rows else None,
+        (lambda call: call.sequence(arrays)) if rows.rows else None,
         result,
         list(zip(sources, *norm.arrays, strict=True)),
         list(zip(*written.values(), strict=True)),

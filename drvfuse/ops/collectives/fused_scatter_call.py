@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One reduce-scatter with norm: its schedule and its launches, by algorithm."""
+"""One reduce-scatter with norm: its launch sequence and its launches, by algorithm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...plans import collectives as plans
 from ...plans import node_scatter as shares
 from ...plans import push, scatter, traffic
 from ..call.planned import Ready
-from ..call.prepared import Direct, Schedule
+from ..call.prepared import Direct, LaunchSequence
 from . import naive, node_scatter, plan
 from .across_nodes import AcrossNodes, Kernels
 from .fused_call import Addresses, FusedCall
@@ -66,8 +66,8 @@ class FusedScatterCall(FusedCall):
             summed = shares.traffic(self.name, layout.count, layout.inside, elements, size, self.staged)
         return summed + traffic.Traffic(written, 0)
 
-    def schedule(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
-        """The schedule for at least one row, with the arrays of each local rank, and its launches."""
+    def sequence(self, arrays: Sequence[Addresses]) -> tuple[LaunchSequence, list[Ready]]:
+        """The launch sequence for at least one row, with the arrays of each local rank, and its launches."""
         inputs = [of_rank.input for of_rank in arrays]
         if self.algo == "naive":
             return self._naive(arrays, inputs)
@@ -78,7 +78,7 @@ class FusedScatterCall(FusedCall):
         self._have_rows(ready, [self.counts[rank.index] for rank in self.options.group])
         return Direct([one.launch for one in ready]), ready
 
-    def _naive(self, arrays: Sequence[Addresses], inputs: Sequence[int]) -> tuple[Schedule, list[Ready]]:
+    def _naive(self, arrays: Sequence[Addresses], inputs: Sequence[int]) -> tuple[LaunchSequence, list[Ready]]:
         group, row_bytes, starts = self.options.group, self.columns * self.dtype.itemsize, self.starts
         slot = plans.naive_slot(group.workspace.payload_bytes, group.size, row_bytes)
         step = min(slot // row_bytes, self.rows)
@@ -101,7 +101,7 @@ class FusedScatterCall(FusedCall):
             every += ready
         return naive.Naive(group, inputs, slot, chunks), every
 
-    def _across_nodes(self, arrays: Sequence[Addresses]) -> tuple[Schedule, list[Ready]]:
+    def _across_nodes(self, arrays: Sequence[Addresses]) -> tuple[LaunchSequence, list[Ready]]:
         group, inputs = self.options.group, [of_rank.input for of_rank in arrays]
         sums = node_scatter.PartialSums(self.options, self.dtype, self.algo, self.staged)
         stages, every = sums.opening()

@@ -16,7 +16,7 @@ from ..call import operands, results
 from ..call.operands import Operand
 from ..call.options import PDLLevel
 from ..call.planned import Ready
-from ..call.prepared import Direct, Prepared, Schedule
+from ..call.prepared import Direct, LaunchSequence, Prepared
 from . import collective_call, plan
 from .across_nodes import require_moves
 from .call_options import CallOptions
@@ -140,7 +140,7 @@ def prepare(
         common,
         described.algorithms() if work.nbytes else [common.algo],
         make,
-        MoveCall.schedule if work.nbytes else None,
+        MoveCall.sequence if work.nbytes else None,
         result,
         [[part.sources[position] for part in parts] for position in range(len(common.group))],
         [[part.targets[position] for part in parts] for position in range(len(common.group))],
@@ -204,7 +204,7 @@ class MoveCall:
         aligned = self.work.aligned(algo) and all(operand.ptr % 16 == 0 for operand in far)
         return aligned and all(part.reachable(self.common.group, algo == "put") for part in self.parts)
 
-    def schedule(self) -> tuple[Schedule, list[Ready]]:
+    def sequence(self) -> tuple[LaunchSequence, list[Ready]]:
         if self.algo == "naive":
             return Copies(self.common.group, self.parts, self.staged), []
         ready = self.ready()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The schedule of algorithm "naive": copies between devices and a local kernel, ordered by events in the streams.
+"""The launch sequence of algorithm "naive": copies between devices and a local kernel, ordered by events in the
+streams.
 
 It needs peer access only during a graph capture. Chunk by chunk every rank copies the others' inputs to its own
 workspace, waits until all ranks have copied, and sums. Because of that wait a call may be in place, and an input is
@@ -46,7 +47,7 @@ def sources(group: Group, position: int, own: int, slot: int, offset: int = 0) -
 
 
 class Naive:
-    """The schedule of a naive call: its copies and kernels."""
+    """The launch sequence of a naive call: its copies and kernels."""
 
     def __init__(self, group: Group, inputs: Sequence[int], slot: int, chunks: Sequence[Chunk]) -> None:
         """`inputs` are the addresses of the ranks' inputs. A chunk has up to `slot` bytes of each input."""

@@ -14,7 +14,7 @@ from ...plans import collectives as plans
 from ...plans import nodes as shares
 from ...plans.limits import ceil_div
 from ..call.planned import Ready
-from ..call.prepared import Schedule
+from ..call.prepared import LaunchSequence
 from . import nodes, plan
 from .across_nodes import AcrossNodes, Stage, link
 from .call_options import CallOptions
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from ...dtypes import DType
 
 
-def schedule(
+def sequence(
     options: CallOptions,
     dtype: DType,
     counts: Sequence[int],
     inputs: Sequence[Sequence[int]],
     outputs: Sequence[Sequence[int]],
-) -> tuple[Schedule, list[Ready]]:
+) -> tuple[LaunchSequence, list[Ready]]:
     """The launches for tensors t of `counts[t]` >= 1 elements, which lie at `inputs[t][i]` and `outputs[t][i]` on local
     rank i."""
     group, width = options.group, plans.PACK_BYTES // dtype.itemsize

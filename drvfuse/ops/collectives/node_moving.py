@@ -34,7 +34,7 @@ from ...plans.traffic import NONE, Traffic
 from ...runtime.array import view
 from ..call import operands
 from ..call.planned import Ready
-from ..call.prepared import Prepared, Schedule
+from ..call.prepared import LaunchSequence, Prepared
 from . import collective_call
 from .across_nodes import AcrossNodes, Bytes, ExchangeAddresses, Kernels, Span, Stage, barrier, level_inside
 from .call_options import CallOptions
@@ -102,7 +102,7 @@ def prepare(
         common,
         [common.algo],
         lambda algo: call,
-        NodeMoveCall.schedule if steps else None,
+        NodeMoveCall.sequence if steps else None,
         result,
         [[part.sources[position] for part in parts] for position in range(len(common.group))],
         [[part.targets[position] for part in parts] for position in range(len(common.group))],
@@ -146,7 +146,7 @@ class NodeMoveCall:
                 total += node_moves.crossing_traffic(step)
         return total
 
-    def schedule(self) -> tuple[Schedule, list[Ready]]:
+    def sequence(self) -> tuple[LaunchSequence, list[Ready]]:
         stages: list[Stage] = []
         every: list[Ready] = []
         last = max(number for number, step in enumerate(self.steps) if isinstance(step, Inside))

@@ -102,7 +102,7 @@ def reduce_scatter(
         common,
         algos,
         make,
-        (lambda call: call.schedule(addresses, results)) if nbytes else None,
+        (lambda call: call.sequence(addresses, results)) if nbytes else None,
         values[0] if operands.is_bare(group, inputs) else values,
         [[source] for source in sources],
         [[target] for target in written],

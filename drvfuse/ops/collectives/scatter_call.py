@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One reduce-scatter: its schedule and its launches, by algorithm."""
+"""One reduce-scatter: its launch sequence and its launches, by algorithm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...plans import collectives as plans
 from ...plans import node_scatter as shares
 from ...plans import push, scatter, traffic
 from ..call.planned import Ready
-from ..call.prepared import Direct, Schedule
+from ..call.prepared import Direct, LaunchSequence
 from . import naive, node_scatter, plan
 from .across_nodes import AcrossNodes, Kernels
 from .call_options import CallOptions
@@ -61,8 +61,8 @@ class ScatterCall:
             summed = shares.traffic(self.algo, layout.count, layout.inside, elements, itemsize, self.staged)
         return summed + traffic.Traffic(elements * itemsize, 0)
 
-    def schedule(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
-        """The schedule for arrays of at least one element at these addresses, and its launches."""
+    def sequence(self, inputs: list[int], outputs: list[int]) -> tuple[LaunchSequence, list[Ready]]:
+        """The launch sequence for arrays of at least one element at these addresses, and its launches."""
         if self.algo == "naive":
             return self._naive(inputs, outputs)
         if self.options.group.link is not None:
@@ -71,9 +71,9 @@ class ScatterCall:
         ready = self._ready([table] * len(inputs), inputs, outputs)
         return Direct([one.launch for one in ready]), ready
 
-    def _naive(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
-        """The schedule of "naive": each rank copies its part of the others' inputs. A copy begins with the pack in
-        which the part begins.
+    def _naive(self, inputs: list[int], outputs: list[int]) -> tuple[LaunchSequence, list[Ready]]:
+        """The launch sequence of "naive": each rank copies its part of the others' inputs. A copy begins with the pack
+        in which the part begins.
         """
         group, parts, itemsize = self.options.group, self.parts, self.dtype.itemsize
         slot = plans.naive_slot(group.workspace.payload_bytes, group.size, plans.PACK_BYTES)
@@ -104,7 +104,7 @@ class ScatterCall:
             every += ready
         return naive.Naive(group, inputs, slot, chunks), every
 
-    def _across_nodes(self, inputs: list[int], outputs: list[int]) -> tuple[Schedule, list[Ready]]:
+    def _across_nodes(self, inputs: list[int], outputs: list[int]) -> tuple[LaunchSequence, list[Ready]]:
         group, parts = self.options.group, self.parts
         sums = node_scatter.PartialSums(self.options, self.dtype, FORMS[self.algo], self.staged)
         stages, every = sums.opening()

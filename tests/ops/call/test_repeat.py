@@ -176,7 +176,7 @@ def _check_repeats(owner: Any, op: Any, sets: list[tuple[Any, Any]]) -> None:
         (repeat,) = repeats(owner)
         prepared = op.prepare(*args, **options)
         if "outputs" in options or "normed_output" in options:
-            assert _packed(repeat._schedule.launches) == _packed(prepared.launches), position
+            assert _packed(repeat._sequence.launches) == _packed(prepared.launches), position
             assert list(map(id, _arrays(result))) == list(map(id, _arrays(prepared._result)))
         assert result is not prepared._result
         again = prepared.launch()

@@ -192,7 +192,7 @@ def one_timeout_ends_all(op: str, algo: str) -> None:
             hasty = _prepare(group, op, xs, algo=algo)
         with config.override(spin_timeout=1000.0):
             patient, second = (_prepare(group, op, xs, algo=algo) for _ in range(2))
-        patient._schedule.launches[0] = hasty._schedule.launches[0]  # the time-out is a launch parameter
+        patient._sequence.launches[0] = hasty._sequence.launches[0]  # the time-out is a launch parameter
         patient.launch(rank=0)
         patient.launch(rank=1)
         for early in (0, 1):

@@ -235,7 +235,7 @@ def test_with_comparison_first_no_data_moves_before_the_calls_agree(new_group, k
     assert group.calls is not None and group.calls.first
     slots = [pointer + group.workspace.slots_offset for pointer in group.workspace.pointers]
     usual, other = DIFFERENCES[kind](Differing(group))
-    checks = [call._schedule._alone for call in (usual[0], other[0])]
+    checks = [call._sequence._alone for call in (usual[0], other[0])]
     before = [view(pointer, 64, "uint32", rank.device).numpy() for rank, pointer in zip(group, slots, strict=True)]
     for rank in range(3):
         checks[rank == 2].launch([rank], [group[rank].stream])

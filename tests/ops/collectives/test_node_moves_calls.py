@@ -221,9 +221,9 @@ def test_reported_traffic_counts_bytes_of_kernels_and_of_exchanges(open_nodes):
 def test_plain_calls_of_one_layout_are_planned_once(open_nodes, rng, monkeypatch):
     """Later calls have other arrays and prepare nothing. Calls of all_to_all are in place."""
     prepared = []
-    schedule = node_moving.NodeMoveCall.schedule
+    sequence = node_moving.NodeMoveCall.sequence
     monkeypatch.setattr(
-        node_moving.NodeMoveCall, "schedule", lambda call: (prepared.append(call.common.op), schedule(call))[1]
+        node_moving.NodeMoveCall, "sequence", lambda call: (prepared.append(call.common.op), sequence(call))[1]
     )
     group = open_nodes()
     splits = [[(i + 1) * (j + 1) % 5 for j in range(4)] for i in range(4)]

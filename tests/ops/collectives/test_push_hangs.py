@@ -167,7 +167,7 @@ def test_a_peer_that_stops_half_way_is_a_time_out_and_the_group_recovers(new_gro
     part, check_part = prepared(group, "allreduce_rmsnorm_fp8", small, algo, added[:3] if residual else None)
     call.launch(rank=0)
     call.launch(rank=1)
-    part._schedule.launches[2][0](group.ranks[2].stream)  # launch(rank=2) would refuse this
+    part._sequence.launches[2][0](group.ranks[2].stream)  # launch(rank=2) would refuse this
     error = timed_out(group)
     assert 2 in (error.rank, error.peer)  # rank 2 itself waits for words that arrive elsewhere
     group.reset()
@@ -186,7 +186,7 @@ def test_a_peer_that_stops_after_a_round_is_named_with_the_next_round(new_group,
     part, check_part = prepared(group, "allreduce", [host[: 8 * packs] for host in large], algo)
     call.launch(rank=0)
     call.launch(rank=1)
-    part._schedule.launches[2][0](group.ranks[2].stream)
+    part._sequence.launches[2][0](group.ranks[2].stream)
     error = timed_out(group)
     assert error.rank in (0, 1) and error.expected == 2
     assert (error.phase, error.peer) == ("push of round 2", 2) or (algo, error.phase) == (PUSH[1], "gather of round 2")
@@ -285,7 +285,7 @@ def test_one_rank_that_gives_up_ends_the_wait_of_all(op, algo):
             hasty, check = prepared(group, op, hosts, algo)
         with config.override(spin_timeout=1000.0):
             patient, second = (prepared(group, op, hosts, algo)[0] for _ in range(2))
-        patient._schedule.launches[0] = hasty._schedule.launches[0]  # the time-out is a launch parameter
+        patient._sequence.launches[0] = hasty._sequence.launches[0]  # the time-out is a launch parameter
         patient.launch(rank=0)
         patient.launch(rank=1)
         second.launch(rank=0)
