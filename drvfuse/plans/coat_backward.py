@@ -48,9 +48,9 @@ class BackwardShape(NamedTuple):
     teams: int
     """Teams of a block; 1 if `few`."""
     segments: int
-    """Segments of rows; if `few`, slots of a block."""
+    """Segments of rows; if `few`, quartets of threads in a block."""
     strands: int
-    """Parts of the sum over the segments or slots, which different threads add; if `few`, one for each warp."""
+    """Parts of the sum over the segments or quartets, which different threads add; if `few`, one for each warp."""
     few: bool
     """Whether the kernel is cu/coat/fp8_rmsnorm_backward_few.cu."""
 

@@ -52,9 +52,8 @@ EXACT = Arithmetic()
 
 
 def quantise_groups(values: Floats, fp8: DTypeLike, QB: int, arithmetic: Arithmetic = EXACT) -> Quantised:
-    """fp32 values [..., columns] divided by the scales of their groups. The division uses the unrounded scales, which
-    are stored in bfloat16.
-    """
+    """fp32 values [..., columns] quantised in groups of QB columns. They are divided by the unrounded scales of their
+    groups; the result has the scales rounded to bfloat16."""
     *leading, columns = values.shape
     target = dtypes.fp8(fp8)
     groups = -(-columns // QB)
@@ -87,7 +86,7 @@ def fp8_rmsnorm_pg2pg_forward(
     rstd: Floats | None = None,
     arithmetic: Arithmetic = EXACT,
 ) -> Normalised:
-    """RMSNorm of x with group scales, whose result has group scales. `rstd` None is computed here."""
+    """RMSNorm of an x with group scales. The result has group scales too. Without `rstd` it is computed from x."""
     values = dequantise(x, s_x, QB)
     if rstd is None:
         rstd = row_rstd(x, s_x, QB, eps)

@@ -84,7 +84,7 @@ def scale_of(maximum: SupportsFloat, fp8: DTypeLike) -> NDArray:
 
 
 def tensor_scale(y: Floats, fp8: DTypeLike) -> NDArray:
-    """The scale of fp32 rows. It is NaN if all elements of a row are NaN; other NaNs are ignored."""
+    """The scale of a tensor of fp32 rows. It is NaN if all elements of a row are NaN; other NaNs are ignored."""
     empty = bool(np.isnan(y).all(axis=1).any()) if y.size else False
     numbers = np.abs(y[~np.isnan(y)])
     return scale_of(np.float32(np.nan) if empty else numbers.max(initial=np.float32(0)), fp8)
@@ -98,7 +98,8 @@ def quantise(y: Floats, s_y: NDArray, fp8: DTypeLike, reciprocal: SupportsFloat 
 
 
 def transpose(qy: NDArray, transpose_output_2d: bool) -> NDArray:
-    """[M, N] or [B, S, N] to [N, M], or for 3-D without the flag to [B, N, S]."""
+    """qy transposed: [M, N] becomes [N, M], and [B, S, N] becomes [B, N, S], or [N, B * S] with
+    `transpose_output_2d`."""
     if qy.ndim == 3 and not transpose_output_2d:
         return np.ascontiguousarray(qy.transpose(0, 2, 1))
     return np.ascontiguousarray(qy.reshape(-1, qy.shape[-1]).T)
@@ -193,9 +194,9 @@ def _row_sum(products: Floats, team_warps: int) -> Floats:
 
 
 def fp8_division(x: NDArray, fp8type: DTypeLike, s_y: NDArray | None = None) -> tuple[NDArray, NDArray]:
-    """(y, s_y) of a bfloat16 or float32 array and a per-tensor scale.
+    """(y, s_y): a bfloat16 or float32 array quantised with one scale for the tensor, and the scale.
 
-    Without `s_y` it is (max|x| + 1e-10) / fp8_max with each step rounded to x's dtype.
+    If `s_y` is None, the scale is (max|x| + 1e-10) / fp8_max with each step rounded to x's dtype.
     """
     values, target = np.asarray(x).astype(np.float32), dtypes.fp8(fp8type, "fp8type")
     limit = np.float32(target.fp8_max or 0)

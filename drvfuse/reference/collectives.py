@@ -61,7 +61,8 @@ def _by_node(inputs: Sequence[NDArray], nodes: int | Sequence[int]) -> list[list
             raise ArgumentError("nodes", nodes, f"a number that divides the {size} ranks, or the node of each rank")
         nodes = [rank // (size // nodes) for rank in range(size)]
     if len(nodes) != size or not size or {*nodes} != {*range(max(nodes) + 1)}:
-        raise ArgumentError("nodes", list(nodes), f"for each of {size} ranks its node, which count from 0")
+        needed = f"a list of {size} nodes, one for each rank, numbered from 0 without gaps"
+        raise ArgumentError("nodes", list(nodes), needed)
     return [[each for each, of in zip(inputs, nodes, strict=True) if of == node] for node in range(max(nodes) + 1)]
 
 
@@ -141,7 +142,7 @@ def allreduce_rmsnorm_fp8(
     With `head_columns` the last dimension is split into heads of that number of columns, and each head is normalised as
     a row. gamma and `beta` have that number of elements, and the scales have one more dimension, for the heads.
 
-    `quantisation` replaces `out_dtype`, `scales_dtype` and `scale_ub`, which stand for one scale per row.
+    `quantisation` is given in place of `out_dtype`, `scales_dtype` and `scale_ub`, which allow only one scale per row.
 
     `multimem` and `nodes` are those of `allreduce`; sums by multimem are rounded to the inputs' dtype first.
 

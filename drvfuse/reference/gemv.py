@@ -76,8 +76,8 @@ def row_products(
             of_group = butterfly(sums.reshape(n, groups, GROUP))
             lanes = np.zeros((n, GROUP), np.float32)
             for first in range(0, groups, GROUP):
-                turn = of_group[:, first : first + GROUP]
-                lanes[:, : turn.shape[1]] += turn
+                some = of_group[:, first : first + GROUP]
+                lanes[:, : some.shape[1]] += some
             total = butterfly(lanes)
             if weight_scales is not None and not by_pack:
                 total = total * weight_scales.astype(np.float32)
@@ -100,7 +100,7 @@ def gemv_partial_norm(
     epilogue: Callable[[Floats], NDArray] | None = None,
     out_dtype: DTypeLike | None = None,
 ) -> Normed:
-    """The results of `drvfuse.gemv_partial_norm`, whose norm reads the float32 values. act is [K] or [M, K].
+    """The results of `drvfuse.gemv_partial_norm`. The norm reads y in float32, not rounded. act is [K] or [M, K].
 
     `epilogue` maps the float32 sums [M, N], to which the bias is added, to y; it should compute in float32.
     """

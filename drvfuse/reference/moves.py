@@ -48,8 +48,8 @@ def broadcast(inputs: Sequence[NDArray], root: int = 0) -> NDArray:
 
 
 def all_to_all(inputs: Sequence[NDArray], splits: Sequence[Sequence[int]] | None = None) -> list[NDArray]:
-    """The result on each rank: the rows that all ranks send to it. Rank i sends `splits[i][j]` rows to rank j; None
-    stands for equal numbers of rows."""
+    """The result on each rank: the rows that all ranks send to it. Rank i sends `splits[i][j]` rows to rank j;
+    without `splits` it sends equally many rows to every rank."""
     ranks = len(inputs)
     if splits is None:
         if any(len(values) % ranks for values in inputs):

@@ -30,8 +30,9 @@ NORMS = ("rms", "layer")
 class Norm(NamedTuple):
     """`y` [rows, columns] in float32, and for each row the maximum of |y| by which it is quantised, `maxima` [rows].
 
-    Without beta the maximum is computed as max|x * g| * f (with d in place of x in the norm "layer"). It is max|y|,
-    since rounding is monotone, unless f is infinite and an element is 0.
+    Without beta the maximum is computed as max|x * g| * f, with the g and f of the module's docstring (and in the norm
+    "layer" with its d in place of x). It is max|y|, since rounding is monotone, unless f is infinite and an element is
+    0.
     """
 
     y: Floats
@@ -59,7 +60,7 @@ def row_sum(rows: Floats, dtype: DTypeLike) -> Floats:
 
 
 def row_sum_of_squares(rows: Floats, dtype: DTypeLike) -> Floats:
-    """The sum of squares of each row, each rounded to float32, in the order of `row_sum`."""
+    """The sum of squares of each row. Every square is rounded to float32; they are added in the order of `row_sum`."""
     with np.errstate(all="ignore"):
         return row_sum(np.asarray(rows, np.float32) ** 2, dtype)
 
@@ -73,7 +74,7 @@ def normalise(
     norm: str = "rms",
     beta: NDArray | None = None,
 ) -> Norm:
-    """The norm of float32 `x` [rows, columns], whose rows are summed as those of inputs of `dtype`.
+    """The norm of each row of float32 `x` [rows, columns]. Sums have the order of `row_sum` for inputs of `dtype`.
 
     `gamma` and `beta` [columns] may have any dtype that converts to float32 exactly. Raises ArgumentError for another
     norm than "rms" and "layer", and for a beta with "rms".

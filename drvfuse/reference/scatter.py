@@ -39,8 +39,8 @@ def reduce_scatter(
 ) -> list[NDArray]:
     """For each rank, its rows of `allreduce(inputs, dtype, epilogue, nodes=nodes)`.
 
-    `splits` are the numbers of rows, along dimension 0, of the ranks. With None they are as equal as possible, and the
-    first ranks have one row more.
+    `splits` has the number of rows, along dimension 0, of each rank. If it is None, the numbers are as equal as
+    possible, and the first ranks have one row more.
     """
     total = allreduce(inputs, dtype, epilogue, nodes=nodes)
     if not total.ndim:

@@ -5,7 +5,7 @@
 #include "coat/backward_rows.cuh"
 #include "ptx/threads.cuh"
 
-constexpr int SUMS = CENTRED ? 2 : 1;  // sums over a row: c1 and c2; sums over the rows: dw and db
+constexpr int SUMS = CENTRED ? 2 : 1;  // number of sums over a row (c1, c2), and of sums over all rows (dw, db)
 
 // The weights of all columns, which LOADERS threads copy from global memory to shared memory, in fp32. Loader l has
 // packs l, l + LOADERS, ...

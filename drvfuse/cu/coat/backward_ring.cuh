@@ -13,7 +13,7 @@
 #include "coat/backward_rows.cuh"
 #include "sync/mbarrier.cuh"
 
-constexpr int RING = DRVFUSE_RING;  // slots of a team; 0: rows are loaded to registers, and the ring is not used
+constexpr int RING = DRVFUSE_RING;  // ring slots of a team; 0: rows are loaded to registers, without a ring
 constexpr int SLOT_ALIGNMENT = 128;
 
 class Ring {
@@ -72,14 +72,14 @@ public:
         }
     }
 
-    // Starts to copy a later row to the slot of the next row, and proceeds to the following slot. Called after a
-    // barrier of the team, when all of its threads have read the slot.
+    // Starts to copy row `next_` to slot `slot_`, whose row is no longer needed, and proceeds to the following slot.
+    // Called after a barrier of the team, when all of its threads have read slot `slot_`.
     __device__ __forceinline__ void refill() {
         if (copies_) copy(slot_);
         pass();
     }
 
-    // Proceeds to the following slot without a copy.
+    // Proceeds from slot `slot_` to the following slot without a copy.
     __device__ __forceinline__ void pass() {
         if (++slot_ == RING) slot_ = 0, parity_ ^= 1;
     }
@@ -110,9 +110,9 @@ private:
     }
 
     const BackwardParams& p_;
-    u8* slots_;           // the team's slots
-    Mbarrier* barriers_;  // the mbarrier of each slot
-    int slot_;            // the slot of the next row to take
+    u8* slots_;           // the ring slots of this team, in shared memory
+    Mbarrier* barriers_;  // the mbarrier of each ring slot
+    int slot_;            // the slot of the next row that take() reads
     u32 parity_;          // the parity of the phase in which slot `slot_` is filled
     bool copies_;         // whether this thread issues the copies
     i64 next_;            // the next row to copy

@@ -16,8 +16,8 @@
 
 constexpr int STRANDS = DRVFUSE_STRANDS;     // parts of a sum over the segments, which different threads add
 constexpr int ROW_QUADS = PACKS * SPAN / 4;  // quads of a row
-constexpr int QUADS = THREADS / STRANDS;     // quads that a block adds at the same time
-constexpr int MOST = DRVFUSE_MOST;           // the largest number of segments of a strand
+constexpr int QUADS = THREADS / STRANDS;     // quads (4 columns each) whose sums a block adds at the same time
+constexpr int MOST = DRVFUSE_MOST;           // the most segments that a strand adds
 // The number of floats of shared memory that the functions below need.
 constexpr int SHARED_SUMS = (TEAMS > 1 ? TEAMS * PACKS * SPAN : 0) > 4 * THREADS ? TEAMS * PACKS * SPAN : 4 * THREADS;
 

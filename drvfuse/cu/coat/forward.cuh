@@ -72,12 +72,12 @@ struct ForwardParams {
     float* rstd;           // [rows]
     Scratch scratch;       // the workspace through which blocks exchange values
     i64 rows;              // rows of x
-    i64 batch_rows;        // rows of a batch, the matrix that is transposed
+    i64 batch_rows;        // rows of a batch; each batch is transposed as one matrix
     i64 x_stride;          // distance between two rows of x
     i64 scale_stride;      // distance between two rows of s_x
     int columns;           // columns of x
-    int groups;            // groups of BLOCK_ROWS rows of each block or team
-    int longer;            // the number of the first blocks or teams, which have one group more
+    int groups;            // groups of BLOCK_ROWS rows that each block or team takes
+    int longer;            // how many blocks or teams, the first ones, have one group more
     int part_columns;      // fp8_norm_forward_rows.cu: columns of each of the blocks that share a group of rows
     int resident_columns;  // fp8_norm_forward_rows.cu: a block's first columns, whose x stays in shared memory
     int chunk_rows;        // rows that phase 1 reduces between two block barriers
@@ -87,8 +87,8 @@ struct ForwardParams {
 
 // A position in a grid of tiles (phase 2) or of batches (phase 1).
 struct Position {
-    int across;  // phase 2: the tile's number in its row of tiles; phase 1: the batch's segment
-    int down;    // phase 2: the number of the tile's row of tiles; phase 1: the batch's first row
+    int across;  // phase 2: the index of the tile in its row of tiles; phase 1: the index of the batch's segment
+    int down;    // phase 2: the index of the tile's row of tiles; phase 1: the batch's first row
 };
 
 // Adds each of N values over the lanes, in the order of a butterfly. Lane l returns the sum of value l / (32 / N).

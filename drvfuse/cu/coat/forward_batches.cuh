@@ -56,8 +56,8 @@ __device__ __forceinline__ void add_segments(const Rows& rows, const float* sums
     }
 }
 
-// Returns the bits of the largest |y| of LayerNorm with w and b over a warp's part of the block's rows, or UNDECIDED if
-// all y of a pack are NaN. Reads x from global memory.
+// Returns the bits of the largest |y| in this warp's part of the block's rows, for LayerNorm with w and b. Returns
+// UNDECIDED if all y of a pack are NaN. Reads x from global memory.
 __device__ __forceinline__ u32 largest_of_rows(const Rows& rows, int segments) {
     const ForwardParams& p = rows.p;
     u32 maximum = 0;

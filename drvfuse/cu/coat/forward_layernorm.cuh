@@ -50,8 +50,8 @@ __device__ __forceinline__ float guess_rstd(const ForwardParams& p, float square
 // Whether the guess is close enough to rstd for an estimate of the maximum.
 __device__ __forceinline__ bool is_close(float guess, float rstd) { return fabsf(guess - rstd) <= 0x1p-20f * rstd; }
 
-// Returns the sum of (x * s - mean)^2 over the first `valid` elements of the lane's pack of row r of a batch, which are
-// those that exist. Sets `*largest` to the bits of the largest |x * s - mean|, unless `largest` is null.
+// Returns the sum of (x * s - mean)^2 over the lane's pack of row r of a batch. Only the first `valid` elements of the
+// pack exist and are added. Unless `largest` is null, sets `*largest` to the bits of their largest |x * s - mean|.
 __device__ __forceinline__ float pack_variance(const Batch& batch, int r, float mean, int valid,
                                                u32* largest = nullptr) {
     const float scale = bf16{batch.scale[r]};
@@ -114,8 +114,8 @@ __device__ __forceinline__ void estimate_batch(float (&squares)[BATCH], u32 (&la
     for (int r = 0; r < BATCH; ++r) largest[r] = __float_as_uint(magnitude[r]);
 }
 
-// Computes for each row of a batch, over the first `valid` elements of the lane's pack, the bits of the largest |y|
-// with w and b; UNDECIDED if all of these y are NaN. At least one element must exist.
+// For each row r of a batch, sets largest[r] to the bits of the largest |y| of the lane's pack, where y includes w and
+// b; to UNDECIDED if all of these y are NaN. Only the first `valid` elements of the pack exist, at least one.
 __device__ __forceinline__ void largest_of_batch(u32 (&largest)[BATCH], const Batch& batch, const float (&mean)[BATCH],
                                                  const float (&rstd)[BATCH], const Pack<Weight, PACK>& weight,
                                                  const Pack<Weight, PACK>& bias, int valid) {

@@ -34,23 +34,25 @@ struct Meetings {
     }
 };
 
-// Publishes this block's maximum in exchange `round`, 0 or 1. All threads of the block call it; it begins with a
-// block barrier, at which the threads arrive after they have raised the maximum.
-__device__ __forceinline__ void publish_maximum(GridWords* words, int round, const Maximum& maximum, u32 epoch) {
+// Publishes this block's maximum in exchange number `exchange`: 0 for estimates, 1 for exact maxima. All threads of the
+// block call it after they have raised the maximum. It begins with a block barrier, after which the maximum is
+// complete.
+__device__ __forceinline__ void publish_maximum(GridWords* words, int exchange, const Maximum& maximum, u32 epoch) {
     __syncthreads();
     const bool absent = FAULT("block-1-absent") && blockIdx.x == 1;
     if (gridDim.x > 1 && threadIdx.x == 0 && !absent) {
-        leave_word(words->maxima[round] + blockIdx.x, epoch, maximum.of_block);
+        leave_word(words->maxima[exchange] + blockIdx.x, epoch, maximum.of_block);
     }
 }
 
-// Waits in exchange `round` for the maxima of all blocks, and sets `maximum.of_grid`. In the same wait each thread also
-// waits for its words awaited[1], awaited[2], ...; this function uses awaited[0] itself. `given_up` says whether this
-// thread has given up an earlier wait. All threads of the block call it; it contains a block barrier. Returns false to
-// all threads if one of them has given up.
+// Waits for the maxima of all blocks in exchange number `exchange`, and sets `maximum.of_grid`. In the same wait each
+// thread also waits for its words awaited[1], awaited[2], ...; this function uses awaited[0] itself. `given_up` says
+// whether this thread has given up an earlier wait. All threads of the block call it; it contains a block barrier.
+// Returns false to all threads if one of them has given up.
 template <int N>
-__device__ __forceinline__ bool await_maximum(GridWords* words, int round, Maximum& maximum, u32 epoch, ScratchUse& use,
-                                              const Scratch& scratch, bool given_up, Awaited (&awaited)[N]) {
+__device__ __forceinline__ bool await_maximum(GridWords* words, int exchange, Maximum& maximum, u32 epoch,
+                                              ScratchUse& use, const Scratch& scratch, bool given_up,
+                                              Awaited (&awaited)[N]) {
     static_assert(THREADS >= MAX_WORD_BLOCKS, "a thread for each block");
     if (gridDim.x == 1) {
         if (threadIdx.x == 0) maximum.of_grid = maximum.of_block;
@@ -58,7 +60,7 @@ __device__ __forceinline__ bool await_maximum(GridWords* words, int round, Maxim
         return true;
     }
     given_up |= use.aborted();
-    awaited[0] = {threadIdx.x < gridDim.x ? words->maxima[round] + threadIdx.x : nullptr, threadIdx.x, 0};
+    awaited[0] = {threadIdx.x < gridDim.x ? words->maxima[exchange] + threadIdx.x : nullptr, threadIdx.x, 0};
     Patience patience(scratch);
     if (!given_up) await_words(awaited, epoch, patience, given_up);
     __syncwarp();

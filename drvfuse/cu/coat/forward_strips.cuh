@@ -8,7 +8,7 @@
 
 constexpr int SPLIT = DRVFUSE_SPLIT;              // blocks that share a segment
 constexpr int PAIRS = SPLIT > 1 ? 2 * SPLIT : 1;  // sums per row that the blocks of a segment publish
-constexpr int SLOTS = DRVFUSE_SLOTS;              // segments of a row whose sums a thread reads
+constexpr int OWN_SEGMENTS = DRVFUSE_SLOTS;       // segments of a row whose sums a thread reads
 constexpr bool PAIRED = !(LAYER && AFFINE);       // each sum is published together with a largest magnitude
 constexpr int WORDS = PAIRED ? 2 : 1;             // 8-byte words of a published sum
 constexpr int COLUMN_LANES = 32 / ROW_LANES;      // lanes that hold different packs of the same rows
@@ -17,10 +17,10 @@ constexpr int BLOCK_WORDS = MAX_WORD_ROWS / MAX_WORD_BLOCKS;  // distance betwee
 static_assert(ROW_LANES == 8 && COLUMN_LANES == 4 && TC == PACK && BATCH == TR,
               "two bits of a pack's number come from the lane");
 static_assert(WARPS * SPLIT == 8 && BLOCK_ROWS == TILE_ROWS, "the blocks of a segment have 32 packs");
-// In a row exchange TURNS threads read the sums of each row of the block, and a warp those of WARP_ROWS rows.
-constexpr int TURNS = THREADS / BLOCK_ROWS;
-constexpr int WARP_ROWS = 32 / TURNS;
-static_assert(TURNS >= 1 && TURNS <= 32, "at least one thread for each row, and no row in two warps");
+// In a row exchange READERS threads read the published sums of one row. So a warp reads the sums of WARP_ROWS rows.
+constexpr int READERS = THREADS / BLOCK_ROWS;
+constexpr int WARP_ROWS = 32 / READERS;
+static_assert(READERS >= 1 && READERS <= 32, "at least one thread for each row, and no row in two warps");
 
 // x: the bits of the sum over a row or a part of it. y: if PAIRED, the bits of the largest |x * s * w| (RMSNorm) or
 // |x * s - mean| (LayerNorm) of that part, else 0.
@@ -28,26 +28,26 @@ using Pair = uint2;
 
 // The shared memory of a block.
 struct TilesShared {
-    Pair packs[WARPS][TR][32];           // [warp][r][lane]: the sum over the lane's pack of its row r
+    Pair packs[WARPS][TR][32];           // [warp][r][lane]: the sum over the lane's pack in the r-th of its TR rows
     float rstd[BLOCK_ROWS];              // the rstd of the strip's rows
     float mean[LAYER ? BLOCK_ROWS : 1];  // the mean of the strip's rows
-    u32 estimate;  // the bits of the largest |y| of the strip's rows, or with w and b of the block's part
+    u32 estimate;  // the bits of the largest |y| (or its estimate) of the strip, or with w and b of the block's part
     u32 all;       // the bits of the largest |y| of the tensor
     u32 exact;     // the bits of the exact largest |y|: of the block's share of the rows, then of the tensor
 };
 
-// The pair of the union of two parts of a row.
+// Returns the pair of two parts of a row together: the sum of both sums and, if PAIRED, the larger magnitude.
 __device__ __forceinline__ Pair combined(const Pair& a, const Pair& b) {
     return {__float_as_uint(__fadd_rn(__uint_as_float(a.x), __uint_as_float(b.x))), PAIRED ? max(a.y, b.y) : 0};
 }
 
-// The pair of this lane combined with that of the lane whose number differs by xor with `mask`.
+// Returns the combined pair of this lane and of lane (this lane ^ mask).
 __device__ __forceinline__ Pair combined_with_lane(const Pair& own, int mask) {
     const u32 magnitude = PAIRED ? __shfl_xor_sync(0xffffffffu, own.y, mask) : 0;
     return combined(own, {__shfl_xor_sync(0xffffffffu, own.x, mask), magnitude});
 }
 
-// Combines N parts in the order of a butterfly: parts whose numbers differ in the highest bit come first.
+// Combines the pairs of N parts in the order of a butterfly: first those whose indices differ in the highest bit.
 template <int N>
 __device__ __forceinline__ Pair butterfly(Pair (&part)[N]) {
 #pragma unroll
@@ -61,16 +61,16 @@ __device__ __forceinline__ Pair butterfly(Pair (&part)[N]) {
 // This block's place in the grid, and this thread's place in the block.
 struct Place {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int column_lane = lane % COLUMN_LANES;  // the number of the lane's pack among the warp's four
+    int column_lane = lane % COLUMN_LANES;  // the index of the lane's pack among the four packs of its rows in the warp
     int row_lane = lane / COLUMN_LANES;     // the lane has rows row_lane * TR, ... of the strip
     int segments;                           // segments of a row
     int blocks;                             // blocks of a strip
-    int strip;                              // the number of the block's strip
-    int part;                               // the number of the block within its strip
-    int segment;                            // the number of the block's segment
-    int split;                              // the number of the block among those of its segment
-    // In a row exchange: thread `turn` of row `row` of the strip reads the sums of segments turn, turn + TURNS, ...
-    int row = warp * WARP_ROWS + lane % WARP_ROWS, turn = lane / WARP_ROWS;
+    int strip;                              // the index of the block's strip
+    int part;                               // the index of the block in its strip
+    int segment;                            // the index of the block's segment
+    int split;                              // the index of the block among the blocks of its segment
+    // In a row exchange this thread reads the sums of segments reader, reader + READERS, ... of the strip's row `row`.
+    int row = warp * WARP_ROWS + lane % WARP_ROWS, reader = lane / WARP_ROWS;
 
     __device__ __forceinline__ explicit Place(int columns) {
         segments = (columns + SEGMENT - 1) / SEGMENT, blocks = segments * SPLIT;
@@ -88,36 +88,36 @@ __device__ __forceinline__ void load_lane_rows(float (&own)[TR], const float* va
     }
 }
 
-// Waits for the published sums of this thread's row and segments: parts[slot][i] is sum i of segment slot * TURNS +
-// place.turn. In every poll the loads of all sums are in flight at once. Sets `given_up` on a time-out.
-__device__ __forceinline__ void await_row(Pair (&parts)[SLOTS][PAIRS], const u64* words, const Place& place, u32 epoch,
-                                          Patience& patience, bool& given_up) {
+// Waits for the published sums of this thread's row and segments: parts[k][i] is sum i of segment k * READERS +
+// place.reader. In every poll the loads of all sums are in flight at once. Sets `given_up` on a time-out.
+__device__ __forceinline__ void await_row(Pair (&parts)[OWN_SEGMENTS][PAIRS], const u64* words, const Place& place,
+                                          u32 epoch, Patience& patience, bool& given_up) {
     for (;;) {
-        u64 sum[SLOTS][PAIRS], magnitude[SLOTS][PAIRS];  // the words, in whose upper halves the epoch is
+        u64 sum[OWN_SEGMENTS][PAIRS], magnitude[OWN_SEGMENTS][PAIRS];  // the words, in whose upper halves the epoch is
 #pragma unroll
-        for (int slot = 0; slot < SLOTS; ++slot) {
-            const int segment = min(slot * TURNS + place.turn, place.segments - 1);
+        for (int k = 0; k < OWN_SEGMENTS; ++k) {
+            const int segment = min(k * READERS + place.reader, place.segments - 1);
 #pragma unroll
             for (int i = 0; i < PAIRS; ++i) {
                 const u64* from = words + WORDS * ((segment * PAIRS + i) * BLOCK_ROWS + place.row);
                 if constexpr (PAIRED) {
-                    ptx::load_relaxed_gpu_v2(sum[slot][i], magnitude[slot][i], from);
+                    ptx::load_relaxed_gpu_v2(sum[k][i], magnitude[k][i], from);
                 } else {
-                    sum[slot][i] = magnitude[slot][i] = ptx::load_relaxed_gpu(from);
+                    sum[k][i] = magnitude[k][i] = ptx::load_relaxed_gpu(from);
                 }
             }
         }
         bool late = false;
         u32 block = 0, seen = 0;  // the block within the strip whose word is missing, and the epoch that was read
 #pragma unroll
-        for (int slot = 0; slot < SLOTS; ++slot) {
+        for (int k = 0; k < OWN_SEGMENTS; ++k) {
 #pragma unroll
             for (int i = 0; i < PAIRS; ++i) {
-                parts[slot][i] = {u32(sum[slot][i]), u32(magnitude[slot][i])};
-                const u32 first = u32(sum[slot][i] >> 32), second = u32(magnitude[slot][i] >> 32);
+                parts[k][i] = {u32(sum[k][i]), u32(magnitude[k][i])};
+                const u32 first = u32(sum[k][i] >> 32), second = u32(magnitude[k][i] >> 32);
                 if (FAULT("fp8-pair-of-any-launch") ? first == 0 || second == 0 : first != epoch || second != epoch) {
                     late = true, seen = first != epoch ? first : second;
-                    block = min(slot * TURNS + place.turn, place.segments - 1) * SPLIT + i / 2;
+                    block = min(k * READERS + place.reader, place.segments - 1) * SPLIT + i / 2;
                 }
             }
         }
@@ -134,7 +134,7 @@ __device__ __forceinline__ void await_row(Pair (&parts)[SLOTS][PAIRS], const u64
 // Sets `given_up` on a time-out.
 __device__ __forceinline__ Pair row_total(const TilesShared& shared, u64* words, const Place& place, u32 epoch,
                                           Patience& patience, bool& given_up) {
-    // Warp r adds the packs of all warps for row r of every row lane.
+    // Warp w takes each lane's rows r = w, w + WARPS, ..., and adds the packs that all warps have of these rows.
     for (int r = place.warp; r < TR; r += WARPS) {
         Pair own[WARPS];
 #pragma unroll
@@ -153,19 +153,19 @@ __device__ __forceinline__ Pair row_total(const TilesShared& shared, u64* words,
             }
         }
     }
-    Pair parts[SLOTS][PAIRS];
+    Pair parts[OWN_SEGMENTS][PAIRS];
     if (!given_up) await_row(parts, words, place, epoch, patience, given_up);
     __syncwarp();
     float total = 0.0f;
     u32 largest = 0;
 #pragma unroll
-    for (int slot = 0; slot < SLOTS; ++slot) {
-        const Pair sum = butterfly(parts[slot]);
+    for (int k = 0; k < OWN_SEGMENTS; ++k) {
+        const Pair sum = butterfly(parts[k]);
 #pragma unroll
-        for (int i = 0; i < TURNS; ++i) {
+        for (int i = 0; i < READERS; ++i) {
             const u32 of_segment = __shfl_sync(0xffffffffu, sum.x, i * WARP_ROWS + place.lane % WARP_ROWS);
             const u32 magnitude = PAIRED ? __shfl_sync(0xffffffffu, sum.y, i * WARP_ROWS + place.lane % WARP_ROWS) : 0;
-            if (slot * TURNS + i < place.segments) {
+            if (k * READERS + i < place.segments) {
                 total = __fadd_rn(total, __uint_as_float(of_segment));
                 largest = max(largest, magnitude);
             }

@@ -2,12 +2,12 @@
 // Parts of fp8_norm_forward_rows.cu: the rows that a block keeps in shared memory, and the tiles of these rows that a
 // warp quantises in phase 2.
 //
-// Division. A tile has the BLOCK_ROWS rows of a group and 32 / ROW_LANES * TC columns (tile.cuh). A lane's part of a
-// tile consists of QUADS quads of four rows.
+// Division. A tile has BLOCK_ROWS rows, one group of rows of the block, and 32 / ROW_LANES * TC columns (tile.cuh). A
+// lane's part of a tile consists of QUADS quads of four rows.
 //
-// Storage. Of each tile either the whole x is in shared memory (the tile is near) or none of it (the tile is far), so
-// the lanes of a warp do not diverge. Of a far tile the loads of all quads are in flight before the tile's turn comes:
-// when a quad was used, its registers receive a quad of the next tile. Of a near tile one quad is loaded ahead.
+// Storage. The x of a tile is either all in shared memory (the tile is near) or not at all (the tile is far), so the
+// lanes of a warp do not diverge. All quads of a far tile are loaded before the tile is processed: when a quad has been
+// used, a quad of the next tile is loaded to its registers. Of a near tile only one quad is loaded ahead.
 //
 // Memory ordering. A warp reads what other warps of its block have stored in shared memory. Block barriers of phase 1,
 // and of the exchange of maxima, precede these reads.
@@ -23,7 +23,7 @@ static_assert((BLOCK_ROWS & (BLOCK_ROWS - 1)) == 0, "scales_offset() permutes ro
 // The rows of a block, numbered from 0 (a "block row"), and their data in shared memory.
 struct Rows {
     const ForwardParams& p;
-    int team;      // the number of the block's team: the blocks that share groups of rows
+    int team;      // the index of the block's team: the blocks that share groups of rows
     int teams;     // teams of the grid
     int first;     // the first column of the block
     int width;     // columns of the block
@@ -33,7 +33,7 @@ struct Rows {
     u8* x;         // [count, p.resident_columns]: the first columns of each row, permuted by x_offset()
     bf16* scales;  // [groups of QB columns, count], with KNOWN, permuted by scales_offset()
 
-    // The row of the tensor that is this block row.
+    // Returns the row of the tensor that row `block_row` of the block is.
     __device__ __forceinline__ i64 global_row(int block_row) const {
         const u32 row_in_groups = u32(team * BLOCK_ROWS) + u32(block_row) % BLOCK_ROWS;
         return u64(u32(block_row) / BLOCK_ROWS) * u32(teams * BLOCK_ROWS) + row_in_groups;
@@ -129,8 +129,8 @@ struct Piece {
     int scales;                     // the offset in Rows::scales of the scales of the first four rows
     typename Offset<NEAR>::type x;  // the offset of the next quad to load, in Rows::x or ForwardParams::x
 
-    // The part of `tile` that this lane has. After the last tile (tile.down < 0) the offsets are those of a tile that
-    // may be read, so that loads of quads need no condition.
+    // Places this lane's part of `tile`. After the last tile (tile.down < 0) the offsets are those of a tile that may
+    // be read, so that loads of quads need no condition.
     __device__ __forceinline__ Piece(const Rows& rows, const Position& tile) {
         const ForwardParams& p = rows.p;
         const int lane = threadIdx.x % 32;
@@ -192,15 +192,15 @@ template <bool NEAR>
 struct Tiles {
     static constexpr int AHEAD = NEAR ? 1 : QUADS;  // quads in flight
     const Rows& rows;
-    const int first;           // the number of the first strip
+    const int first;           // the index of the first strip
     const int strips;          // the number of strips
     Position tile;             // the tile to load next; none if tile.down < 0
     Quad quads[AHEAD];         // the quads in flight
     Pack<Weight, TC> weights;  // w of the lane's columns of the next tile
     Pack<Weight, TC> biases;   // b of the lane's columns of the next tile
 
-    // The warp gets the tiles with the numbers `index`, index + WARPS, ... Tiles are numbered along the rows, from the
-    // last rows to the first, since L2 may still hold the data that was read last.
+    // The warp gets tiles `index`, index + WARPS, ... Tiles are numbered along the rows, from the last rows to the
+    // first, since L2 may still hold the data that was read last.
     __device__ __forceinline__ Tiles(const Rows& rows, int first, int strips, int index)
         : rows(rows), first(first), strips(strips), tile{first, -1} {
         if (strips > 0) tile = {first + index % strips, rows.count / TILE_ROWS - 1 - index / strips};

@@ -34,7 +34,7 @@ constexpr int TR = DRVFUSE_TILE_ROWS;              // rows of a lane's part of a
 constexpr int TC = 8;                              // columns of a lane's part of a tile
 constexpr int ROW_LANES = 32 / TR;                 // lanes that hold different rows of the same columns of a tile
 constexpr int RUN = DRVFUSE_RUN;                   // bytes of one store to y_t
-constexpr int KEPT = DRVFUSE_KEPT;                 // tiles of each warp that shared memory holds
+constexpr int KEPT = DRVFUSE_KEPT;                 // tiles that each warp keeps in shared memory
 constexpr bool ALIGNED = DRVFUSE_ALIGNED;          // every row begins at a multiple of 16 bytes and has whole packs
 constexpr bool FIND = DRVFUSE_FIND_SCALE;          // the kernel computes the scale
 constexpr bool ROWS_OUT = DRVFUSE_ROWS_OUT;        // y is stored
@@ -51,7 +51,7 @@ struct DivisionParams {
     u8* y_t;            // [rows / batch_rows, columns, batch_rows], contiguous, with COLUMNS_OUT
     Scratch scratch;    // the workspace of the grid's barrier, with FIND
     i64 rows;           // rows of x
-    i64 batch_rows;     // rows of a batch, the matrix that is transposed
+    i64 batch_rows;     // rows of a batch; each batch is transposed as one matrix
     i64 x_stride;       // elements between two rows of x
     int columns;        // columns of x
     int early_trigger;  // 1: trigger dependent launches early, 0: after the last store
@@ -103,21 +103,21 @@ struct Tile {
         return magnitude;
     }
 
-    // Stores the elements in this lane's part of a slot in shared memory.
-    __device__ __forceinline__ void store_in_shared(uint4* slot) const {
+    // Stores the elements in this lane's part of `buffer`, which has room for the warp's tile in shared memory.
+    __device__ __forceinline__ void store_in_shared(uint4* buffer) const {
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             const u32* word = pack[i / (VECTORS / TR)].word + i % (VECTORS / TR) * 4;
-            slot[32 * i + threadIdx.x % 32] = make_uint4(word[0], word[1], word[2], word[3]);
+            buffer[32 * i + threadIdx.x % 32] = make_uint4(word[0], word[1], word[2], word[3]);
         }
     }
 
-    // Loads the elements from this lane's part of a slot in shared memory.
-    __device__ __forceinline__ void load_from_shared(const uint4* slot) {
+    // Loads the elements that store_in_shared() has stored in `buffer`.
+    __device__ __forceinline__ void load_from_shared(const uint4* buffer) {
 #pragma unroll
         for (int i = 0; i < VECTORS; ++i) {
             u32* word = pack[i / (VECTORS / TR)].word + i % (VECTORS / TR) * 4;
-            const uint4 v = slot[32 * i + threadIdx.x % 32];
+            const uint4 v = buffer[32 * i + threadIdx.x % 32];
             word[0] = v.x, word[1] = v.y, word[2] = v.z, word[3] = v.w;
         }
     }
@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 512 / (32 * WARPS)) fp8
     const int across = (p.columns + TILE_COLUMNS - 1) / TILE_COLUMNS;
     const i64 tiles = (p.rows + TILE_ROWS - 1) / TILE_ROWS * across;
     const i64 first = i64(threadIdx.x / 32) * gridDim.x + blockIdx.x, step = i64(WARPS) * gridDim.x;
-    uint4* const slots = kept + threadIdx.x / 32 * (KEPT * 32 * Tile::VECTORS);  // the warp's part of shared memory
+    uint4* const buffers = kept + threadIdx.x / 32 * (KEPT * 32 * Tile::VECTORS);  // KEPT tiles of the warp
     const i64 last = first < tiles ? first + (tiles - 1 - first) / step * step : first - step;
 
     enter_stream(p);
@@ -170,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 512 / (32 * WARPS)) fp8
             largest = max(largest, tile.largest());
             const i64 distance = last - number;  // `step` times the number of the warp's later tiles
             if (KEPT > 0 && distance > 0 && distance <= KEPT * step) {
-                tile.store_in_shared(slots + (distance / step - 1) * (32 * Tile::VECTORS));
+                tile.store_in_shared(buffers + (distance / step - 1) * (32 * Tile::VECTORS));
             }
         }
         largest = ptx::warp_max(largest);
@@ -188,7 +188,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 512 / (32 * WARPS)) fp8
             tile.place(p, number, across);
             const i64 distance = last - number;
             if (KEPT > 0 && distance <= KEPT * step) {
-                tile.load_from_shared(slots + (distance / step - 1) * (32 * Tile::VECTORS));
+                tile.load_from_shared(buffers + (distance / step - 1) * (32 * Tile::VECTORS));
             } else {
                 tile.load(p);
             }

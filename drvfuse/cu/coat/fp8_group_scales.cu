@@ -17,9 +17,9 @@
 // PACKS packs of 16 columns of the row. A group is held by QB / 16 neighbouring lanes.
 //
 // Storage. Registers: a team's row, and its next row, which is in flight; with HOLD the weights. A lane's pack of bf16
-// has 32 bytes. Two neighbouring lanes, a pair, load and store the two halves of one of their packs together, then
-// those of the other, and exchange halves by shuffles, so that every access has whole sectors. Shared memory: the sums
-// of the warps of a team.
+// has 32 bytes. Two neighbouring lanes are a pair: they load the pack of the first lane together, one half each, then
+// that of the second lane, and exchange halves by shuffles. They store packs in the same way. So every access has whole
+// sectors. Shared memory: the sums of the warps of a team.
 //
 // Memory ordering. Blocks share nothing and wait for nothing. Warps of a team exchange sums as teams.cuh describes.
 //
@@ -34,15 +34,15 @@ constexpr bool HOLD = PACKS * sizeof(Weight) <= 8;  // the weights stay in regis
 
 // The kernel's parameters. drvfuse/ops/coat/group_scales.py has the same layout. Strides are in elements.
 struct GroupParams {
-    const u16* a;          // [rows, columns], bf16, with `a_stride`; with ADD
-    const u16* b;          // [rows, columns], bf16, with `b_stride`; with ADD
-    u16* sum;              // [rows, columns], bf16, contiguous; with ADD
-    u8* x;                 // [rows, columns]: with ADD a result, contiguous, else an operand with `x_stride`
-    u16* scales;           // s_x, bf16: with ADD a result, contiguous, else an operand with `scale_stride`
-    const Weight* weight;  // w [columns]; with NORM
-    u8* qy;                // [rows, columns], contiguous; with NORM
-    u16* out_scales;       // s_y, bf16, contiguous; with NORM
-    float* rstd;           // [rows]; with NORM
+    const u16* a;          // [rows, columns], bf16, with row stride `a_stride`; only if ADD
+    const u16* b;          // [rows, columns], bf16, with row stride `b_stride`; only if ADD
+    u16* sum;              // [rows, columns], bf16, contiguous; only if ADD
+    u8* x;                 // [rows, columns]: if ADD a contiguous result, else an operand with row stride `x_stride`
+    u16* scales;           // s_x, bf16: if ADD a contiguous result, else an operand with row stride `scale_stride`
+    const Weight* weight;  // w [columns]; only if NORM
+    u8* qy;                // [rows, columns], contiguous; only if NORM
+    u16* out_scales;       // s_y, bf16, contiguous; only if NORM
+    float* rstd;           // [rows]; only if NORM
     i64 rows;              // rows of all tensors
     i64 a_stride;          // distance between two rows of a
     i64 b_stride;          // distance between two rows of b
@@ -57,8 +57,8 @@ struct GroupParams {
 using Bf16Pack = Pack<bf16, PACK>;
 using WeightPack = Pack<Weight, PACK>;
 
-// Exchanges halves of the packs of the two lanes of a pair: from whole packs to the halves that the lanes store, or
-// from the halves that they have loaded to whole packs.
+// Exchanges halves of packs between the two lanes of a pair. This makes whole packs of the halves that the lanes have
+// loaded, or, of whole packs, the halves that they store.
 __device__ __forceinline__ void exchange_halves(Bf16Pack& pack) {
     const bool odd = threadIdx.x % 2;
 #pragma unroll
@@ -76,7 +76,7 @@ __device__ __forceinline__ int half_column(int column, int which) {
     return column + PACK * (which - odd) + PACK / 2 * odd;
 }
 
-// Loads this lane's halves of the two packs of the pair, which exchange_halves() makes whole packs.
+// Loads this lane's half of each of the pair's two packs. exchange_halves() then makes whole packs of the halves.
 __device__ __forceinline__ void load_halves(Bf16Pack& pack, const u16* row, int column, int columns) {
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void load_halves(Bf16Pack& pack, const u16* row, int 
     }
 }
 
-// Stores this lane's halves of the two packs of the pair, which exchange_halves() has made of whole packs.
+// Stores this lane's half of each of the pair's two packs, after exchange_halves() has divided the whole packs.
 __device__ __forceinline__ void store_halves(const Bf16Pack& pack, u16* row, int column, int columns) {
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
@@ -96,8 +96,8 @@ __device__ __forceinline__ void store_halves(const Bf16Pack& pack, u16* row, int
 
 // A thread's packs of a row, as loaded from memory. Elements that do not exist are 0.
 struct Loaded {
-    Bf16Pack a[PACKS], b[PACKS];  // packs of a and b, with ADD; if ALIGNED, halves of a pair's packs
-    Fp8Row x;                     // x and its scales, without ADD
+    Bf16Pack a[PACKS], b[PACKS];  // of a and b, only if ADD: what load_halves() loads if ALIGNED, else whole packs
+    Fp8Row x;                     // x and its scales, unless ADD
 };
 
 // Starts to load a row. The row need not exist.

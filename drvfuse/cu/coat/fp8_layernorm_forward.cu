@@ -63,7 +63,7 @@ struct LayerNormParams {
     float* rstd;           // [rows]
     Scratch scratch;       // the workspace of the grid's barrier
     i64 rows;              // rows of x
-    i64 batch_rows;        // rows of a batch, the matrix that is transposed
+    i64 batch_rows;        // rows of a batch; each batch is transposed as one matrix
     i64 x_stride;          // distance between two rows of x
     i64 scale_stride;      // distance between two rows of s_x
     int columns;           // columns of x
@@ -74,7 +74,7 @@ struct LayerNormParams {
 
 using WeightPack = Pack<Weight, PACK>;
 
-// y of an element.
+// Returns y of an element.
 __device__ __forceinline__ float normalised(float x, float scale, float mean, float rstd, float w, float b) {
     const float xhat = __fmul_rn(__fsub_rn(__fmul_rn(x, scale), mean), rstd);
     return PARAMETERS ? __fadd_rn(__fmul_rn(xhat, w), b) : xhat;
@@ -150,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
     ScratchUse use(p.scratch, gridDim.x > 1);
     __syncthreads();
 
-    // Phase 1.
+    // Phase 1: compute mean, rstd and the largest |y| of each row.
     const i64 step = i64(gridDim.x) * TEAMS;
     auto load = [&](Fp8Row& x, i64 row) {
         const i64 existing = row < p.rows ? row : 0;
@@ -205,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = scale_bits;
     const float inverse = ptx::reciprocal_approx(bf16{scale_bits});
 
-    // Phase 2.
+    // Phase 2: normalise, quantise and store the tiles.
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (; index < tiles; index += i64(WARPS) * gridDim.x) {
         const i64 row0 = tile.row0;

@@ -40,7 +40,7 @@
 #include "coat/forward_meeting.cuh"
 
 constexpr int PARTS = DRVFUSE_PARTS;  // blocks that share a group of rows
-// Whether the first near tile is loaded only after the far tiles, which leave no registers for it.
+// Whether near tiles are loaded only after all far tiles are stored, as far tiles leave no registers for them.
 constexpr bool LOADS_NEAR_LATE = LAYER && AFFINE;
 static_assert(KNOWN || PARTS == 1, "p.rstd is read by the block that has written it");
 static_assert(!GUESSED || PARTS == 1, "a block guesses the rstd of whole rows");
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     const Rows rows{p, team, teams, first_column, width, count, rstds, means, x, scales};
     GridWords* words = reinterpret_cast<GridWords*>(p.scratch.state);
 
-    // Phase 1.
+    // Phase 1: compute the statistics of the rows and the estimate of the largest |y|.
     const auto column_of = [&](const Position& batch) { return first_column + batch.across * SEGMENT + lane * PACK; };
     int first = 0, end = min(p.chunk_rows, count);  // the chunk has rows `first` to end - 1 of the block
     int weight_segment = -1;                        // the segment whose weights are in registers; -1: none
@@ -90,12 +90,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     for (int row = threadIdx.x; row < p.chunk_rows; row += THREADS) products[row] = 0;
     __syncthreads();
 
-    u32 estimate = 0;                                  // the bits of the largest estimate of |y| of this thread's rows
+    u32 estimate = 0;                                  // the largest |y| (an estimate, as bits) of this thread's rows
     float largest_weight = 0.0f, largest_bias = 0.0f;  // the largest |w| and |b| that this thread has used
     bool given_up = false;                             // a wait of this thread has timed out
     float w[PACK];
-    // Stores in shared memory the sums of a batch's rows over the lanes and, if `magnitudes`, raises the maxima of the
-    // rows to their largest magnitudes.
+    // Adds `own` of each row of a batch over the lanes, and stores the sums in shared memory. If `magnitudes`, also
+    // raises the maximum of each row to the maximum of its `largest` over the lanes.
     const auto store_sums = [&](float (&own)[BATCH], u32(&largest)[BATCH], bool magnitudes, const Position& position) {
         const int row = position.down - first;
         const float sum = sum_lanes(own);
@@ -113,17 +113,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
         }
     };
     // Exchanges the sums of the chunk's rows with the other blocks of the team, so that `sums` has all segments.
-    // Exchange `round` is 0, or 1 for LayerNorm's second sums, which have separate words. Contains block barriers.
-    const auto share_sums = [&](int round) {
+    // `which` is 0, or 1 for LayerNorm's second sums, which have separate words. Contains block barriers.
+    const auto share_sums = [&](int which) {
         if constexpr (PARTS > 1) {
-            u64* const round_words = words->sums + round * (p.rows * all_segments);
+            u64* const sum_words = words->sums + which * (p.rows * all_segments);
             __syncthreads();
             for (int i = threadIdx.x; i < (end - first) * segments; i += THREADS) {
                 const int segment = first_segment + i % segments, row = i / segments;
                 const i64 word = rows.global_row(first + row) * all_segments + segment;
                 const u32 sum = __float_as_uint(sums[segment * p.chunk_rows + row]);
                 if (FAULT("block-1-leaves-no-sums") && blockIdx.x == 1) continue;
-                if (word < p.rows * all_segments) leave_word(round_words + word, meetings.epoch, sum);
+                if (word < p.rows * all_segments) leave_word(sum_words + word, meetings.epoch, sum);
             }
             Patience patience(p.scratch);
             given_up |= use.aborted();
@@ -132,7 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                 const int source = segment * SEGMENT / p.part_columns;  // the block of the team that has the segment
                 const i64 word = rows.global_row(first + row) * all_segments + segment;
                 if (source == part || word >= p.rows * all_segments) continue;
-                Awaited sum[1] = {{round_words + word, u32(team * PARTS + source), 0}};
+                Awaited sum[1] = {{sum_words + word, u32(team * PARTS + source), 0}};
                 if (!given_up) await_words(sum, meetings.epoch, patience, given_up);
                 sums[segment * p.chunk_rows + row] = __uint_as_float(sum[0].value);
             }
@@ -252,8 +252,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
 
     const int strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;  // columns of tiles
     const int near_strips = min(strips, p.resident_columns / TILE_COLUMNS);
-    const int far_count = count / TILE_ROWS * (strips - near_strips);  // far tiles of the block
-    // The warps take near tiles in the order in which the warps finish their far tiles.
+    const int far_count =
+        count / TILE_ROWS * (strips - near_strips);  // far tiles of the block (x not in shared memory)
+    // Near tiles (x in shared memory) go to the warps in the order in which these finish their far tiles.
     const int near_index = (warp + WARPS - far_count % WARPS) % WARPS;
     Tiles<false> far_tiles(rows, near_strips, strips - near_strips, warp);
     Tiles<true> near_tiles(rows, 0, near_strips, near_index);
@@ -286,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = u16(scale_bits);
     const float inverse = ptx::reciprocal_approx(bf16{u16(scale_bits)});
 
-    // Phase 2.
+    // Phase 2: normalise, quantise and store the tiles.
     far_tiles.quantise_all(inverse);
     if (LOADS_NEAR_LATE) near_tiles.start_first_loads();
     near_tiles.quantise_all(inverse);

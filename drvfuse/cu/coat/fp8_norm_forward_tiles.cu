@@ -57,10 +57,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     const i64 strip_row = i64(place.strip) * BLOCK_ROWS, row = strip_row + place.row_lane * TR;
     const int rows_left = columns_left > 0 ? int(min(p.rows - row, i64(TR))) : 0;
     GridWords* words = reinterpret_cast<GridWords*>(p.scratch.state);
-    const u32 round_words = WORDS * place.segments * PAIRS * BLOCK_ROWS;  // words of a strip in one row exchange
-    u64* const sums = words->sums + u64(place.strip) * (LAYER ? 2 : 1) * round_words;
+    const u32 exchange_words = WORDS * place.segments * PAIRS * BLOCK_ROWS;  // published for a strip in a row exchange
+    u64* const sums = words->sums + u64(place.strip) * (LAYER ? 2 : 1) * exchange_words;
 
-    // Phase 1.
+    // Phase 1: load x, and compute sums and maxima of its packs.
     Pack<Weight, PACK> raw, raw_bias;
     if (!LAYER) load_weight_pack(raw, p.weight, p.columns, column);
     wait_for_producer();
@@ -91,14 +91,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     bool given_up = use.aborted();
     __syncthreads();
 
-    // Row exchange.
+    // Row exchange: the blocks of a strip exchange their sums of each row.
     Patience patience(p.scratch);
     Pair total = row_total(shared, sums, place, epoch, patience, given_up);
-    const bool exists = strip_row + place.row < p.rows, writes = exists && place.turn == 0 && place.part == 0;
+    const bool exists = strip_row + place.row < p.rows, writes = exists && place.reader == 0 && place.part == 0;
     u32 maximum = 0;  // the bits of the largest |y|, or of its estimate, of this thread's row or packs
     if constexpr (LAYER) {
         const float mean = ptx::divide_full(__uint_as_float(total.x), float(p.columns));
-        if (place.turn == 0) shared.mean[place.row] = mean;
+        if (place.reader == 0) shared.mean[place.row] = mean;
         if (writes) p.mean[strip_row + place.row] = mean;
         if (!use.met(given_up)) return;
 #pragma unroll
@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
             shared.packs[warp][r][lane] = {__float_as_uint(squares), deviation};
         }
         __syncthreads();
-        total = row_total(shared, sums + round_words, place, epoch, patience, given_up);
+        total = row_total(shared, sums + exchange_words, place, epoch, patience, given_up);
     }
     float rstd = 0.0f;
     if (exists && LAYER) {
@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
         rstd = finish_row(p, __uint_as_float(total.x), total.y, maximum);
     }
     if (writes) p.rstd[strip_row + place.row] = rstd;
-    if (place.turn == 0) shared.rstd[place.row] = rstd;
+    if (place.reader == 0) shared.rstd[place.row] = rstd;
     if constexpr (!PAIRED) {
         if (!use.met(given_up)) return;
         float mean[TR], rstd[TR];
@@ -174,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = u16(scale_bits);
     const float inverse = ptx::reciprocal_approx(bf16{u16(scale_bits)});
 
-    // Phase 2.
+    // Phase 2: normalise, quantise and store the packs.
     Turned<TR, PACK> turned;
     u8* qy = p.qy + row * p.columns + column;
 #pragma unroll

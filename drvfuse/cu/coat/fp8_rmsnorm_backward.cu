@@ -45,7 +45,7 @@
 #include "coat/backward_ring.cuh"
 #include "coat/backward_sums.cuh"
 
-// Rows of a team that are added to the sums before their dx is computed, without the last row; less than RING.
+// A team adds the last KEPT + 1 rows of a segment to the sums before it computes their dx. KEPT is less than RING.
 constexpr int KEPT = DRVFUSE_KEPT;
 // Warps of a team that issue the ring's copies and load no weights, since these loads would delay the copies.
 constexpr int COPIERS = RING > 0 && TEAM_WARPS > 1;
@@ -54,7 +54,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
     extern __shared__ __align__(SLOT_ALIGNMENT) u8 dynamic[];
     u8* slots = dynamic;
     float4* weights = reinterpret_cast<float4*>(slots + TEAMS * RING * Ring::slot_bytes(p));
-    float* shared = reinterpret_cast<float*>(weights) + PACKS * SPAN;  // the sums of teams, later those of strands
+    // The sums of the teams, later the sums of the strands (parts of a sum over all segments, see "Order of sums").
+    float* shared = reinterpret_cast<float*>(weights) + PACKS * SPAN;
     __shared__ Mbarrier arrivals[TEAMS][RING + 1];
     __shared__ __align__(16) float warp_sums[2][TEAMS][SUMS][TEAM_WARPS];
     const int lane = threadIdx.x % 32;
@@ -69,14 +70,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
     const i64 jump = i64(TEAMS) * p.segments;
     Ring ring(p, slots + team * RING * Ring::slot_bytes(p), arrivals[team], RING > 0 && member == 0);
 
-    u32 turn = 0;
+    u32 set = 0;
     for (int segment = gridDim.x - 1 - blockIdx.x; segment < p.segments; segment += gridDim.x) {
         const i64 first = segment + i64(team) * p.segments;
         const int rows = p.segment_rows + (segment < p.longer);
         const int count = (rows - team + TEAMS - 1) / TEAMS;  // rows of this team
-        const int turns = (rows + TEAMS - 1) / TEAMS;         // the most rows of a team
-        const int kept = min(KEPT, turns - 1);                // rows that are read from the ring twice
-        const int before = turns - 1 - kept;                  // rows whose dx is stored before the sums are published
+        const int most_rows = (rows + TEAMS - 1) / TEAMS;     // the largest `count` of a team
+        const int kept = min(KEPT, most_rows - 1);            // rows that are read from the ring twice
+        const int before = most_rows - 1 - kept;              // rows whose dx is stored before the sums are published
         Cursor from(p, first, column);
         u16* to = p.dx + first * p.columns + column;
         Row row;
@@ -115,13 +116,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
             if constexpr (RING > 0) ring.take(row, column);
             products.take(row, saved, weights, p.columns, member, over_rows);
             if constexpr (RING == 0) load_row(row, from, n + 1 < count, p, column, jump);
-            products.add_over_team(warp_sums[turn], team, warp);
-            turn ^= 1;
+            products.add_over_team(warp_sums[set], team, warp);
+            set ^= 1;
             if constexpr (RING > 0) ring.refill();
             products.store(to, saved.rstd, inverse, p.columns, member);
             to += jump * p.columns;
         }
-        // The sums are published before the dx of the last rows is stored. Teams may differ by one row, the last.
+        // The sums are published before the dx of the last kept + 1 rows is stored. A team that has one row less than
+        // others skips the last row.
         if constexpr (KEPT > 0) {
 #pragma unroll 1
             for (int n = 0; n < kept; ++n) {
@@ -129,9 +131,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
                 add_row(row, later.of_lane(n), over_rows);
             }
         }
-        const bool whole = count == turns;
+        const bool has_last = count == most_rows;
         const Saved saved = later.of_lane(kept);
-        if (whole) {
+        if (has_last) {
             if constexpr (RING > 0) ring.take(row, column, kept);
             products.take(row, saved, weights, p.columns, member, over_rows);
         }
@@ -142,23 +144,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
         }
         // Teams without a last row call this too, for its barrier: racecheck of compute-sanitizer derives no order
         // between teams if some pass fewer barriers.
-        products.add_over_team(warp_sums[turn], team, warp);
-        turn ^= 1;
-        if (whole) products.store(to + kept * jump * p.columns, saved.rstd, inverse, p.columns, member);
+        products.add_over_team(warp_sums[set], team, warp);
+        set ^= 1;
+        if (has_last) products.store(to + kept * jump * p.columns, saved.rstd, inverse, p.columns, member);
         if constexpr (KEPT > 0) {
 #pragma unroll 1
             for (int n = 0; n < kept; ++n) {
                 const Saved saved = later.of_lane(n);
                 ring.take(row, column);
                 products.take(row, saved, weights, p.columns, member, [](int, int, float, float) {});
-                products.add_over_team(warp_sums[turn], team, warp);
-                turn ^= 1;
+                products.add_over_team(warp_sums[set], team, warp);
+                set ^= 1;
                 ring.pass();
                 products.store(to, saved.rstd, inverse, p.columns, member);
                 to += jump * p.columns;
             }
         }
-        if (RING > 0 && whole) ring.pass();
+        if (RING > 0 && has_last) ring.pass();
     }
     if constexpr (WEIGHTED) {
         __syncthreads();

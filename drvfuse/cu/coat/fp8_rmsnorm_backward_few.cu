@@ -8,15 +8,15 @@
 //   dx  Team t of block b takes rows t * B + b, then every (B * TEAMS)-th row. Threads have the packs of a row as in
 //       fp8_rmsnorm_backward.cu.
 //   dw  A slice is 32 columns, 4 packs of 8. The last block takes slices 0, B, ..., the block before it slices 1, B +
-//       1, ..., and so on. Thread t of a block has pack t % 4 of a slice, and rows t / 4, t / 4 + SLOTS, ...; the
-//       threads with the same rows form a slot.
+//       1, ..., and so on. Thread t of a block has pack t % 4 of a slice, and rows t / 4, t / 4 + QUARTETS, ...; the
+//       four threads with the same rows form a quartet.
 //
 // Storage. Registers: a thread's packs of one row, the next row, which is in flight, and the sums of its pack of a
-// slice. Shared memory: w in fp32, the sums of the warps of a team, and the sums of the slots of a slice.
+// slice. Shared memory: w in fp32, the sums of the warps of a team, and the sums of the quartets of a slice.
 //
-// Order of sums. dw and db: slot s adds rows s, s + SLOTS, ... in order (fma), strand i of WARPS adds slots i, i +
-// WARPS, ..., and the strands are added in order; the result is rounded once. c1 and c2 as in fp8_rmsnorm_backward.cu.
-// All operations are IEEE.
+// Order of sums. dw and db: quartet q adds rows q, q + QUARTETS, ... in order (fma), strand i of WARPS adds quartets i,
+// i + WARPS, ..., and the strands are added in order; the result is rounded once. c1 and c2 as in
+// fp8_rmsnorm_backward.cu. All operations are IEEE.
 //
 // Memory ordering. Blocks share nothing and wait for nothing. Warps of a block exchange sums through shared memory,
 // with block barriers between stores and loads.
@@ -29,29 +29,29 @@
 #include "coat/backward_dx.cuh"
 
 constexpr int SLICE = 32;                              // columns of a slice
-constexpr int SLOTS = THREADS / 4;                     // slots of a block
-constexpr int WARPS = THREADS / 32;                    // warps of a block, and strands of a sum
+constexpr int QUARTETS = THREADS / 4;                  // quartets of threads in a block
+constexpr int WARPS = THREADS / 32;                    // warps of a block; also the strands into which a sum is divided
 constexpr bool WEIGHTS_FIRST = DRVFUSE_WEIGHTS_FIRST;  // w is read before the wait for the producer
-constexpr int BATCH = 4;                               // rows of a slot whose loads are in flight at the same time
+constexpr int BATCH = 4;                               // rows of a quartet whose loads are in flight at the same time
 
-// Adds the rows that this thread shares with the three other threads of its slot (`threadIdx.x / 4`), for the pack that
-// begins at `column`: sums[0] for dw, sums[1] for db.
-__device__ __forceinline__ void add_slot(const BackwardParams& p, int column, float (&sums)[SUMS][WIDTH]) {
+// Adds the rows of this thread's quartet (`threadIdx.x / 4`) for this thread's pack, which begins at `column`: sums[0]
+// for dw, sums[1] for db.
+__device__ __forceinline__ void add_quartet(const BackwardParams& p, int column, float (&sums)[SUMS][WIDTH]) {
     clear(sums);
     const int valid = p.columns - column;
-    for (int first = threadIdx.x / 4; first < p.segment_rows; first += BATCH * SLOTS) {
+    for (int first = threadIdx.x / 4; first < p.segment_rows; first += BATCH * QUARTETS) {
         Octet pack[BATCH];
         Saved saved[BATCH];
 #pragma unroll
         for (int k = 0; k < BATCH; ++k) {
-            const int row = first + k * SLOTS;
+            const int row = first + k * QUARTETS;
             const bool wanted = row < p.segment_rows && valid > 0;
             load_octet(pack[k], Cursor(p, row, column), 0, wanted, valid);
             saved[k] = load_saved(p, row, wanted);
         }
 #pragma unroll
         for (int k = 0; k < BATCH; ++k) {
-            if (first + k * SLOTS >= p.segment_rows || valid <= 0) break;
+            if (first + k * QUARTETS >= p.segment_rows || valid <= 0) break;
 #pragma unroll
             for (int j = 0; j < WIDTH / 4; ++j) {
                 float xhat[4], g[4];
@@ -67,26 +67,27 @@ __device__ __forceinline__ void add_slot(const BackwardParams& p, int column, fl
     }
 }
 
-// Adds the sums of all slots, and stores dw and db of the slice that begins at column `first`. Called by all threads of
-// the block, with the results of add_slot(); contains block barriers. `shared` has room for [SUMS][SLOTS][SLICE].
+// Adds the sums of all quartets, and stores dw and db of the slice that begins at column `first`. Called by all threads
+// of the block, with the results of add_quartet(); contains block barriers. `shared` has room for
+// [SUMS][QUARTETS][SLICE].
 __device__ __forceinline__ void store_slice(const BackwardParams& p, int first, float* shared,
                                             const float (&sums)[SUMS][WIDTH]) {
     const int warp = threadIdx.x / 32, column = first + threadIdx.x % SLICE;
 #pragma unroll
     for (int k = 0; k < SUMS; ++k) {
-        float* slots = shared + k * SLOTS * SLICE;
-        float4* own = reinterpret_cast<float4*>(slots + threadIdx.x * WIDTH);
+        float* quartets = shared + k * QUARTETS * SLICE;
+        float4* own = reinterpret_cast<float4*>(quartets + threadIdx.x * WIDTH);
         own[0] = make_float4(sums[k][0], sums[k][1], sums[k][2], sums[k][3]);
         own[1] = make_float4(sums[k][4], sums[k][5], sums[k][6], sums[k][7]);
     }
     __syncthreads();
     float strand[SUMS] = {};
 #pragma unroll
-    for (int i = 0; i < SLOTS / WARPS; ++i) {
+    for (int i = 0; i < QUARTETS / WARPS; ++i) {
 #pragma unroll
         for (int k = 0; k < SUMS; ++k) {
-            const float* slots = shared + k * SLOTS * SLICE;
-            strand[k] = __fadd_rn(strand[k], slots[(warp + i * WARPS) * SLICE + threadIdx.x % SLICE]);
+            const float* quartets = shared + k * QUARTETS * SLICE;
+            strand[k] = __fadd_rn(strand[k], quartets[(warp + i * WARPS) * SLICE + threadIdx.x % SLICE]);
         }
     }
     __syncthreads();
@@ -105,7 +106,7 @@ __device__ __forceinline__ void store_slice(const BackwardParams& p, int first, 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward_few(const BackwardParams p) {
     extern __shared__ __align__(16) u8 dynamic[];
     float4* weights = reinterpret_cast<float4*>(dynamic);
-    float* shared = reinterpret_cast<float*>(weights) + PACKS * SPAN;  // [SUMS][SLOTS][SLICE]
+    float* shared = reinterpret_cast<float*>(weights) + PACKS * SPAN;  // [SUMS][QUARTETS][SLICE]
     __shared__ __align__(16) float warp_sums[2][TEAMS][SUMS][TEAM_WARPS];
     const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int team = warp / TEAM_WARPS, member = threadIdx.x % TEAM_THREADS;
@@ -126,26 +127,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward_fe
     // The first slice's rows are loaded while these loads are in flight.
     int first = (gridDim.x - 1 - blockIdx.x) * SLICE;
     float sums[SUMS][WIDTH];
-    add_slot(p, first + threadIdx.x % 4 * WIDTH, sums);
+    add_quartet(p, first + threadIdx.x % 4 * WIDTH, sums);
     if (keeps) own.keep(weights, member);
     __syncthreads();
     const float inverse = __frcp_rn(float(p.columns));
-    u32 turn = 0;
+    u32 set = 0;
     for (; at < rows; at += jump) {
         Products products;
         products.take(row, saved, weights, p.columns, member, [](int, int, float, float) {});
         const float rstd = saved.rstd;
         load_row(row, from, at + jump < rows, p, column, jump);
         saved = load_saved(p, at + jump, at + jump < rows);
-        products.add_over_team(warp_sums[turn], team, warp);
-        turn ^= 1;
+        products.add_over_team(warp_sums[set], team, warp);
+        set ^= 1;
         products.store(p.dx + i64(at) * p.columns + column, rstd, inverse, p.columns, member);
     }
     for (;;) {
         if (first < p.columns) store_slice(p, first, shared, sums);
         first += gridDim.x * SLICE;
         if (first >= p.columns) break;
-        add_slot(p, first + threadIdx.x % 4 * WIDTH, sums);
+        add_quartet(p, first + threadIdx.x % 4 * WIDTH, sums);
     }
     leave_stream(p);
 }

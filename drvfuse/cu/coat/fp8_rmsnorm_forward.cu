@@ -98,8 +98,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     if (p.early_trigger) launch_dependents();
     ScratchUse use(p.scratch, gridDim.x > 1);
 
-    // Phase 1.
-    u32 estimate = 0;             // the bits of the largest estimate of |y| of the rows that this thread has combined
+    // Phase 1: compute the rstd of the rows, and the estimate of the largest |y|.
+    u32 estimate = 0;  // the largest |y| (an estimate, as bits) of the rows whose rstd this thread has computed
     float largest_weight = 0.0f;  // the largest |w| that this thread has used
     float w[PACK];                // the weights of segment `weight_segment`
     int weight_segment = -1;      // -1: no weights were used yet
@@ -204,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = u16(scale_bits);
     const float inverse = ptx::reciprocal_approx(bf16{u16(scale_bits)});
 
-    // Phase 2.
+    // Phase 2: normalise, quantise and store the tiles.
     while (tile.down < tiles_down) {
         const int column = lane_column(), row = lane_row(), columns_left = p.columns - column;
         const int rows_left = columns_left > 0 ? int(min(p.rows - row, i64(TR))) : 0;

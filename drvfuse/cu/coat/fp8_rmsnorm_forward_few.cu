@@ -21,13 +21,14 @@
 // Storage. Registers: x, scales and weights, from the first load to the end. Shared memory: the pairs of all rows and
 // segments, and the transposed tile. Global memory: only operands and results; the workspace is not used.
 //
-// Memory ordering. Exchange 0 (`turn` 0) carries the estimates, and exchange 1 the exact maxima. Each happens at most
-// once in a launch, so no pair is overwritten. In a cluster the pairs are sent as cluster_exchange.cuh describes: a
-// warp's wait on its block's mbarrier makes all pairs of the turn visible. In a single block a block barrier does.
-// Sends follow the wait at the cluster's barrier, where every block has arrived after it had initialised its mbarriers.
-// A block exits only after it has received the pairs of every warp of the cluster in each turn that is used, and
-// nothing is sent later, so nothing is sent to a block that has exited. The blocks of a cluster run at the same time,
-// so these waits end and need no time-out. Threads read the bytes of the transposed tile after a block barrier.
+// Memory ordering. Exchange 0 (`set` 0) carries the estimates, and exchange 1 (`set` 1) the exact maxima. Each happens
+// at most once in a launch, so no pair is overwritten. In a cluster the pairs are sent as cluster_exchange.cuh
+// describes: a warp's wait on its block's mbarrier makes all pairs of the set visible. In a single block a block
+// barrier does. Sends follow the wait at the cluster's barrier, where every block has arrived after it had initialised
+// its mbarriers. A block exits only after it has received the pairs of every warp of the cluster in each exchange that
+// takes place, and nothing is sent later, so nothing is sent to a block that has exited. The blocks of a cluster run at
+// the same time, so these waits end and need no time-out. Threads read the bytes of the transposed tile after a block
+// barrier.
 //
 // Traffic. Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (counters show 1 + 2 / 16,
 // since each lane loads the scale of its 16 columns) and 2 are written. Each row's rstd adds 4. Each warp reads its
@@ -38,38 +39,40 @@
 #include "coat/forward.cuh"
 #include "common/cluster_exchange.cuh"
 
-constexpr int CLUSTER = DRVFUSE_CLUSTER;       // blocks of the grid
-constexpr int GROUPS = BLOCK_ROWS / BATCH;     // groups of BATCH rows: the number of warps that share a segment
-constexpr int SEGMENTS = WARPS / GROUPS;       // segments of a block
-constexpr int SUM_LANES = 32 / BATCH;          // lanes that have the sum of the same row, after sum_lanes()
-constexpr int MAX_PAIRS = 128;                 // the largest number of rows, rounded up, times segments
-constexpr int PITCH = PACK * BLOCK_ROWS + 16;  // bytes of 16 columns in the transposed tile; 16 avoid bank conflicts
+constexpr int CLUSTER = DRVFUSE_CLUSTER;    // blocks of the grid
+constexpr int GROUPS = BLOCK_ROWS / BATCH;  // groups of BATCH rows: the number of warps that share a segment
+constexpr int SEGMENTS = WARPS / GROUPS;    // segments of a block
+constexpr int SUM_LANES = 32 / BATCH;       // lanes that have the sum of the same row, after sum_lanes()
+constexpr int MAX_PAIRS = 128;              // the most pairs in a set: BLOCK_ROWS for each segment of a row
+// Bytes from one group of 16 columns to the next in the transposed tile. 16 bytes of padding avoid bank conflicts.
+constexpr int PITCH = PACK * BLOCK_ROWS + 16;
 static_assert(BATCH == 4 || (BATCH == 1 && BLOCK_ROWS == 1), "rows are transposed four at a time");
 static_assert(BLOCK_ROWS <= 32, "a lane for each row");
 
-// Pair [turn][segment * BLOCK_ROWS + row]. Turn 0: the sum of squares of the row in the segment, and the bits of its
-// largest |x * s * w|. Turn 1: the value of exact_maxima(), and 0.
+// The pairs that warps send one another: pairs[set][segment * BLOCK_ROWS + row]. In set 0 a pair is the sum of squares
+// of the row in the segment, and the bits of its largest |x * s * w|. In set 1 it is the value of exact_maxima(), and
+// 0.
 using Exchange = ClusterExchange<MAX_PAIRS>;
 
-// Sends the pair (first, second) of a row as pair `index` of all blocks. Called by a whole warp, in which each lane
-// passes the pair of the row whose sum it has; the SUM_LANES lanes with the same row divide the blocks among
+// Sends the pair (first, second) of a row to all blocks, as pair `index` of set `set`. Called by a whole warp, in which
+// each lane passes the pair of the row whose sum it has; the SUM_LANES lanes with the same row divide the blocks among
 // themselves.
-__device__ __forceinline__ void send_pair(Exchange& exchange, u32 turn, int index, u32 first, u32 second) {
+__device__ __forceinline__ void send_pair(Exchange& exchange, u32 set, int index, u32 first, u32 second) {
     const int share = threadIdx.x % SUM_LANES;
     if constexpr (CLUSTER > 1) {
 #pragma unroll
         for (int block = 0; block < CLUSTER; block += SUM_LANES) {
-            if (block + share < CLUSTER) exchange.send(turn, index, block + share, first, second);
+            if (block + share < CLUSTER) exchange.send(set, index, block + share, first, second);
         }
     } else {
-        if (share == 0) exchange.pairs[turn][index] = make_uint2(first, second);
+        if (share == 0) exchange.pairs[set][index] = make_uint2(first, second);
     }
 }
 
-// Waits until the pairs that all warps send in this turn have arrived. Called by all threads.
-__device__ __forceinline__ void await_pairs(Exchange& exchange, u32 turn) {
+// Waits until the pairs that all warps send to set `set` have arrived. Called by all threads.
+__device__ __forceinline__ void await_pairs(Exchange& exchange, u32 set) {
     if constexpr (CLUSTER > 1) {
-        exchange.wait(turn, 0);
+        exchange.wait(set, 0);
     } else {
         __syncthreads();
     }
@@ -137,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_few
     __shared__ __align__(16) u8 tile[BLOCK_ROWS > 1 ? SEGMENTS * 32 * PITCH : 16];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int row = warp % GROUPS * BATCH;         // the first row of the warp
-    const int block_segment = warp / GROUPS;       // the number of the warp's segment within the block
+    const int block_segment = warp / GROUPS;       // the index of the warp's segment in the block
     const int first = int(blockIdx.x) * SEGMENTS;  // the first segment of the block
     const int segment = first + block_segment;     // the warp's segment
     const int segments = (p.columns + SEGMENT - 1) / SEGMENT;
@@ -154,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_few
     if (!FAULT("fp8-operand-before-pdl-wait")) wait_for_producer();
     if (p.early_trigger) launch_dependents();
 
-    // Phase 1.
+    // Phase 1: load x, and compute sums and maxima over the warp's segment.
     Batch batch;
     load_batch(batch, p, row, column);
     float w[PACK], largest_weight = 0.0f;
@@ -168,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_few
     for (int r = 0; r < BATCH; ++r) largest[r] = usual ? ptx::warp_max(largest[r]) : UNDECIDED;
     if (FAULT("fp8-operand-before-pdl-wait")) wait_for_producer();
 
-    // Exchange.
+    // Exchange: send the sums and maxima to all blocks, and compute rstd and the scale.
     if constexpr (CLUSTER > 1) {
         if (!FAULT("no-cluster-barrier")) ptx::cluster_wait();
     }
@@ -206,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_few
     if (blockIdx.x == 0 && threadIdx.x == 0) *p.scale = u16(scale_bits);
     const float inverse = ptx::reciprocal_approx(bf16{u16(scale_bits)});
 
-    // Phase 2.
+    // Phase 2: normalise, quantise and store the packs.
     u32 out[BATCH][4];
     const int columns_left = p.columns - column;
 #pragma unroll

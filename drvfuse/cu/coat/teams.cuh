@@ -30,9 +30,9 @@ struct TeamScratch {
 // This thread's place in its team.
 struct Team {
     int lane = threadIdx.x % 32;                 // the thread's lane in its warp
-    int member = threadIdx.x / 32 % TEAM_WARPS;  // the number of the warp in its team
-    int index = threadIdx.x / 32 / TEAM_WARPS;   // the number of the team in its block
-    u32 turn = 0;                                // the set of TeamScratch::sums that the next sum uses
+    int member = threadIdx.x / 32 % TEAM_WARPS;  // the index of the warp in its team
+    int index = threadIdx.x / 32 / TEAM_WARPS;   // the index of the team in its block
+    u32 set = 0;                                 // the set of TeamScratch::sums that the next sum uses
 
     // The first column of this thread's pack `i`.
     __device__ __forceinline__ int column(int i) const { return ((i * TEAM_WARPS + member) * 32 + lane) * PACK; }
@@ -51,8 +51,8 @@ struct Team {
             for (int i = 0; i < PACKS; ++i) total = __fadd_rn(total, own[i]);
             return total;
         }
-        float* sums = scratch.sums[turn][index];
-        turn ^= 1;
+        float* sums = scratch.sums[set][index];
+        set ^= 1;
         if (lane == 0) {
 #pragma unroll
             for (int i = 0; i < PACKS; ++i) sums[i * TEAM_WARPS + member] = own[i];

@@ -32,9 +32,8 @@ __device__ __forceinline__ bool is_whole(const Spot& spot) {
     return spot.remaining >= 16 && misalignment(spot.address) == 0;
 }
 
-// The number of this lane. The compiler does not know that each call returns the same number. Otherwise it would
-// compute all values that depend on the lane alone at the start of the kernel, and keep them in registers that the
-// kernels need.
+// This lane. The compiler does not know that each call returns the same number. Otherwise it would compute all values
+// that depend on the lane alone at the start of the kernel, and keep them in registers that the kernels need.
 __device__ __forceinline__ u32 fresh_lane() {
     u32 lane = threadIdx.x % 32;
     ptx::forget(lane);
@@ -44,9 +43,9 @@ __device__ __forceinline__ u32 fresh_lane() {
 // A run of packs, and this lane's share of it.
 struct Run {
     char* start;  // the address of the first slice
-    u32 lane;     // the number of this lane
-    u32 first;    // the number of the lane that has the first pack and the first slice
-    u32 skipped;  // the number of bytes of the first slice before the run, 0 to 15
+    u32 lane;     // this lane
+    u32 first;    // the lane that has the first pack and the first slice
+    u32 skipped;  // how many bytes of the first slice lie before the run, 0 to 15
     u32 bytes;    // the number of bytes of the run, 1 to 512
 
     // The index of this lane's slice in the run. For lanes before the first it is larger than all indices of slices.
@@ -59,7 +58,7 @@ struct Run {
     __device__ __forceinline__ u32 last_lane() const { return (first + last()) % 32; }
     // Whether this lane has a pack of the run.
     __device__ __forceinline__ bool has_pack() const { return index() < (bytes + 15) / 16; }
-    // Whether this lane has a slice with bytes of the run alone.
+    // Whether this lane has a slice all of whose bytes belong to the run.
     __device__ __forceinline__ bool has_slice() const { return index() < last() && (index() != 0 || skipped == 0); }
     // Whether some bytes of the run are accessed one by one.
     __device__ __forceinline__ bool has_bytes() const { return skipped != 0 || bytes % 16 != 0; }
@@ -83,7 +82,7 @@ __device__ __forceinline__ Run run_of_all(char* at) {
     return {at - skipped - lane * 16, lane, 0, skipped, 512};
 }
 
-// Divides the packs of the warp into runs, and calls f(run) for each run in turn. Called by whole warps.
+// Divides the packs of the warp into runs, and calls f(run) for each run. Called by whole warps.
 template <typename F>
 __device__ __forceinline__ void for_each_run(const Spot& spot, const F& f) {
     const u32 own = bytes_of(spot);
@@ -92,8 +91,8 @@ __device__ __forceinline__ void for_each_run(const Spot& spot, const F& f) {
     while (pending != 0) {
         const u32 lane = fresh_lane(), first = __ffs(pending) - 1;
         const u64 at = reinterpret_cast<u64>(spot.address), start = __shfl_sync(0xffffffffu, at, first);
-        const bool behind = own != 0 && at == start + (lane - first) * 16;
-        const u32 packs = __clz(__brev(~(__ballot_sync(0xffffffffu, behind) >> first)));
+        const bool in_run = own != 0 && at == start + (lane - first) * 16;
+        const u32 packs = __clz(__brev(~(__ballot_sync(0xffffffffu, in_run) >> first)));
         const u32 bytes = 16 * (packs - 1) + __shfl_sync(0xffffffffu, own, first + packs - 1),
                   skipped = u32(start) % 16;
         f(Run{reinterpret_cast<char*>(start - skipped), lane, first, skipped, bytes});
@@ -146,7 +145,8 @@ __device__ __forceinline__ void packs_of_run(u32 (&word)[4], const Loaded& loade
         part |= __shfl_xor_sync(0xffffffffu, part, 1);
         part |= __shfl_xor_sync(0xffffffffu, part, 2);
         const u32 other = __shfl_xor_sync(0xffffffffu, part, 16);
-        // With 33 slices one lane has the first and the last. Their bytes are at different places of a slice.
+        // With 33 slices one lane has the first and the last. It combines their bytes, which do not overlap: the first
+        // slice has bytes at offsets from `skipped` on, the last one at lower offsets.
         if (run.last() == 32) part |= other;
         const u32 from = run.index() == 0 ? 0 : 16;
 #pragma unroll

@@ -5,8 +5,8 @@
 // packs. Each warp sends its group's sum and maximum to every block of the cluster by asynchronous stores, which
 // complete on a barrier object there; every warp of every block waits for that and reads all groups of the row.
 //
-// Two sets of words and barrier objects are used in turn. A block can be one row ahead of another and no more: it has
-// passed the exchange of row k + 1 only when every warp has sent its part of it, and each warp does so after it has
+// Two sets of words and barrier objects are used alternately. A block can be one row ahead of another and no more: it
+// has passed the exchange of row k + 1 only when every warp has sent its part of it, and each warp does so after it has
 // read the words of row k. So no thread still reads the words of row k when those of row k + 2 arrive.
 //
 // Lifetime and memory order: cluster_exchange.cuh; the first `expect` waits at the cluster's barrier. A block exits
@@ -21,8 +21,9 @@ template <int Cluster>
 struct ClusterScratch : ClusterExchange<MAX_GROUPS> {  // a pair is the sum and the maximum of a group
     static_assert(Cluster <= 32, "a lane for each block");
 
-    // Called by all threads of the block before reduce_row of the same row, which has `packs` packs per thread. It is a
-    // step of its own so that it runs while the row's words are in flight.
+    // Announces the pairs that reduce_row() will receive for this row, which has `packs` packs per thread. Called by
+    // all threads of the block before reduce_row(). It is a step of its own so that it runs while the row's words are
+    // in flight.
     __device__ __forceinline__ void expect(u32 row, u32 packs) {
         if (row == 0 && !FAULT("no-cluster-barrier")) ptx::cluster_wait();
         expect_pairs(row % 2, packs * Cluster * (blockDim.x / 32));
@@ -38,21 +39,21 @@ __device__ __forceinline__ RowStatistics reduce_row(ClusterScratch<Cluster>& scr
     const u32 lane = threadIdx.x % 32;
     const u32 warp = threadIdx.x / 32;
     const u32 warps = blockDim.x / 32;
-    const u32 turn = row % 2;
+    const u32 set = row % 2;
     maximum = ptx::warp_max(maximum);
-    __syncwarp();  // shuffles order no memory: all lanes have read the last row's words before one of them sends
+    __syncwarp();  // no lane sends before all lanes have read the last row's words; shuffles do not order memory
 #pragma unroll
     for (int j = 0; j < PACKS; ++j) {
         const float sum = butterfly_sum(squares[j]);
         const u32 group = (j * Cluster + scratch.block()) * warps + warp;
-        if (lane < Cluster) scratch.send(turn, group, lane, __float_as_uint(sum), maximum);
+        if (lane < Cluster) scratch.send(set, group, lane, __float_as_uint(sum), maximum);
     }
-    scratch.wait(turn, row / 2 % 2);
-    const uint2(&groups)[MAX_GROUPS] = scratch.pairs[turn];
+    scratch.wait(set, row / 2 % 2);
+    const uint2(&groups)[MAX_GROUPS] = scratch.pairs[set];
     const u32 count = PACKS * Cluster * warps;
     if (count <= 32) {
-        // In the tree a lane has one group at most. Here it loads four, and adds them as the butterfly's steps 16 and 8
-        // would.
+        // With at most 32 groups, a lane of the tree has at most one group. To save steps 16 and 8 of the butterfly,
+        // each lane here loads four groups and adds them in the order of these steps.
         float sums[4];
         maximum = 0;
 #pragma unroll

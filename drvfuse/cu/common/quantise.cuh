@@ -11,7 +11,7 @@
 #include "common/pack16.cuh"
 #include "ptx/threads.cuh"
 
-enum class Quant { none, row, fixed, group };  // `fixed` is the kind "static" of Python
+enum class Quant { none, row, fixed, group };  // `fixed`: "static" in drvfuse.Quantisation
 enum class ScaleLayout { row, column, tiles };
 
 // How values y are quantised: code = y * inverse, rounded, so that y ~ code * scale.

@@ -3,16 +3,16 @@
 //
 // The tree of the sum is defined on the row's 16-byte packs, so it depends on the columns and the input's type alone:
 // inside a pack the squares are added in order from +0; each aligned group of 32 packs is added by butterfly (xor 16,
-// 8, 4, 2, 1); of the group sums, lane l adds groups l, l + 32, ... in order from +0, and a butterfly over the 32 lanes
-// ends it. Absent packs and groups count as +0. Here pack j * threads + t belongs to thread t, so a group is the packs
-// of one warp with the same j, and every warp computes the last step for itself.
+// 8, 4, 2, 1); of the group sums, lane l adds groups l, l + 32, ... in order from +0, and the 32 lanes are added by
+// butterfly. Absent packs and groups count as +0. Here pack j * threads + t belongs to thread t, so a group is the
+// packs of one warp with the same j, and every warp computes the last step for itself.
 //
 // The maximum is of the bits of |x| as an integer. Non-negative floats have the order of their bits, with NaN above
 // infinity, so a NaN anywhere makes the maximum a NaN.
 //
 // Every thread of the block calls reduce_row, with blockDim.x a multiple of 32 up to 1024. Two sets of shared words are
-// used in turn: while a warp still reads the words of one row, others can only write the words of the next row, since
-// they cannot pass the barrier of that row without the warp.
+// used alternately: while a warp still reads the words of one row, others can only write the words of the next row,
+// since they cannot pass the barrier of that row without the warp.
 #pragma once
 #include "common/faults.cuh"
 #include "common/prelude.cuh"
@@ -28,7 +28,7 @@ struct RowScratch {
 
     __device__ __forceinline__ void expect(u32, u32) {}
 
-    // The number of this block among the blocks that share a row.
+    // The index of this block among the blocks that share a row.
     static __device__ __forceinline__ u32 block() { return 0; }
 };
 
@@ -45,17 +45,18 @@ __device__ __forceinline__ float butterfly_sum(float value) {
     return value;
 }
 
-// squares[j] is the sum of squares of this thread's pack j, and `maximum` has the bits of the largest |x| of all of its
-// packs. `row` is the number of rows that the block has reduced before.
+// Returns the sum of squares and the largest |x| of a row, over all threads of the block. squares[j] is the sum of
+// squares of this thread's pack j, and `maximum` has the bits of the largest |x| of all of its packs. `row` is the
+// number of rows that the block has reduced before.
 template <int PACKS>
 __device__ __forceinline__ RowStatistics reduce_row(RowScratch& scratch, u32 row, const float (&squares)[PACKS],
                                                     u32 maximum) {
     const u32 lane = threadIdx.x % 32;
     const u32 warp = threadIdx.x / 32;
     const u32 warps = blockDim.x / 32;
-    const u32 turn = FAULT("scratch-reused") ? 0 : row % 2;
-    float* sums = scratch.sums[turn];
-    u32* maxima = scratch.maxima[turn];
+    const u32 set = FAULT("scratch-reused") ? 0 : row % 2;
+    float* sums = scratch.sums[set];
+    u32* maxima = scratch.maxima[set];
 #pragma unroll
     for (int j = 0; j < PACKS; ++j) {
         float group = butterfly_sum(squares[j]);

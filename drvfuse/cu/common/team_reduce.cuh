@@ -57,20 +57,20 @@ __device__ __forceinline__ RowStatistics reduce_row(BlockScratch<Warps>& scratch
     static_assert(groups <= MAX_GROUPS, "they have room");
     const u32 lane = threadIdx.x % 32;
     const u32 warp = threadIdx.x / 32;
-    const u32 turn = FAULT("norm-scratch-reused") ? 0 : row % 2;
+    const u32 set = FAULT("norm-scratch-reused") ? 0 : row % 2;
     const float own = team_detail::butterfly_sums(squares, lane);
-    if (lane % (32 / PACKS) == 0) scratch.sums[turn][lane / (32 / PACKS) * Warps + warp] = own;
+    if (lane % (32 / PACKS) == 0) scratch.sums[set][lane / (32 / PACKS) * Warps + warp] = own;
     maximum = ptx::warp_max(maximum);
-    if (lane == 0) scratch.maxima[turn][warp] = maximum;
+    if (lane == 0) scratch.maxima[set][warp] = maximum;
     __syncthreads();
     constexpr int lanes = groups < 32 ? team_detail::power_of_two(groups) : 32;
     float sum = 0.0f;
 #pragma unroll
     for (int first = 0; first < groups; first += 32) {
         const u32 group = first + lane % lanes;
-        if (groups % lanes == 0 || group < groups) sum = __fadd_rn(sum, scratch.sums[turn][group]);
+        if (groups % lanes == 0 || group < groups) sum = __fadd_rn(sum, scratch.sums[set][group]);
     }
-    maximum = lane < Warps ? scratch.maxima[turn][lane] : 0;
+    maximum = lane < Warps ? scratch.maxima[set][lane] : 0;
     return {butterfly_sum<lanes / 2>(sum), __uint_as_float(ptx::warp_max(maximum))};
 }
 

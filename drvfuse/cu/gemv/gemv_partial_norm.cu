@@ -22,7 +22,7 @@
 // Division. Block b computes rows b, b + gridDim.x, ... of the weight, so the normed rows come first, and the last
 // block can compute the norm (the finish, below) while other rows are read. The warps of a block have different work:
 //   multiply   TEAMS teams of WARPS_A_ROW warps. A team multiplies a stage, which is some rows or a chunk of them; each
-//              lane has PACKS packs of a row, at the same columns in every row. The teams take stages in turn.
+//              lane has PACKS packs of a row, at the same columns in every row. Team s % TEAMS takes stage s.
 //   add        SUM_WARPS warps start the loads of stages and add the group sums of the teams (pipeline.cuh).
 //   finish     The remaining warps of the last block compute the norm (norm.cuh). Those of other blocks end at once,
 //              except that with DIRECT one of them reads the epoch.
@@ -64,21 +64,21 @@
 constexpr int FIRST_WRITER = DIRECT ? 0 : FIRST_SUM_THREAD;  // the thread that writes the trace, except for the finish
 constexpr u32 COUNTER_HELD = 4;                              // a reason of a report: the finish counter was not 0
 
-// Signals once, to the warps that compute the norm, that this warp has published its part of the sums for which those
-// warps wait before they poll.
+// A warp's signal, sent once, that it has published its part of the block's first `polled_from` rows. The warps that
+// compute the norm wait for the signals of all such warps before they poll.
 class Announcement {
 public:
-    __device__ __forceinline__ explicit Announcement(Pipeline& pipeline) : pipeline_(pipeline), made_(false) {}
+    __device__ __forceinline__ explicit Announcement(Pipeline& pipeline) : pipeline_(pipeline), sent_(false) {}
 
-    __device__ __forceinline__ void make(bool now) {
-        if (!now || made_) return;
-        made_ = true;
+    __device__ __forceinline__ void send_if(bool due) {
+        if (!due || sent_) return;
+        sent_ = true;
         if (threadIdx.x % 32 == 0) pipeline_.published.arrive();
     }
 
 private:
     Pipeline& pipeline_;
-    bool made_;
+    bool sent_;
 };
 
 // The work of a warp that multiplies.
@@ -86,10 +86,10 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
                                          Pipeline& pipeline, u32 ring, float* parts, BlockTrace<FIRST_WRITER>& trace) {
     Products products(p, rows, results);
     Stage stage = Stage::at(threadIdx.x / 32 / WARPS_A_ROW, p);
-    Slot slots[STEP] = {};
+    LoadedRow loaded[STEP] = {};
     if constexpr (!DEPENDENT) products.load_act_ahead();  // before the weights, or act would arrive after them
 #pragma unroll
-    for (int s = 0; s < STEP; ++s) products.load(slots[s], stage, s);
+    for (int s = 0; s < STEP; ++s) products.load(loaded[s], stage, s);
     __syncthreads();
     if (!FAULT("gemv-act-before-pdl-wait")) wait_for_producer();
     if constexpr (DEPENDENT) products.load_act_ahead();
@@ -104,11 +104,11 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
     while (stage.first < rows.count) {
         const Stage next = Stage::at(stage.index + TEAMS, p);
         if constexpr (DIRECT) {
-            announcement.make(stage.first >= p.polled_from);
+            announcement.send_if(stage.first >= p.polled_from);
         } else {
             pipeline.full[stage.slot()].wait(stage.parity());
         }
-        products.multiply(slots, stage, next, ring + weights_slot(stage) * (STEP * SLICE),
+        products.multiply(loaded, stage, next, ring + weights_slot(stage) * (STEP * SLICE),
                           parts + sums_slot(stage) * PARTS, tag);
         if constexpr (DIRECT) {
             trace.lap(TraceRole::multiply);
@@ -118,30 +118,32 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
         }
         stage = next;
     }
-    if constexpr (DIRECT) announcement.make(true);
+    if constexpr (DIRECT) announcement.send_if(true);
 }
 
 // The work of a warp that adds group sums.
 __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, const Results& results, Pipeline& pipeline,
                                     u32 ring, const float* parts, BlockTrace<FIRST_WRITER>& trace) {
-    const int turn = (threadIdx.x - FIRST_SUM_THREAD) / 32;
+    const int sum_warp = (threadIdx.x - FIRST_SUM_THREAD) / 32;
     if (threadIdx.x == FIRST_SUM_THREAD) pipeline.init();
     __syncthreads();
     // Only one thread of the block reads the epoch, since all blocks read the same address.
     const bool reads = threadIdx.x == FIRST_SUM_THREAD && rows.normed > 0;
     u32 epoch = 0, tag = 0;
     if (!DEPENDENT && reads) epoch = ptx::load_relaxed_gpu(&p.scratch.state->epoch);  // loaded before the weights
-    for (int i = turn; i < STAGES; i += SUM_WARPS) pipeline.begin(Stage::at(i, p), p, rows, ring);
+    for (int i = sum_warp; i < STAGES; i += SUM_WARPS) pipeline.begin(Stage::at(i, p), p, rows, ring);
     wait_for_producer();
     trace.start();
     if (DEPENDENT && reads) epoch = ptx::load_relaxed_gpu(&p.scratch.state->epoch);
     Sums sums(p, rows, results);
     Announcement announcement(pipeline);
-    for (Stage stage = Stage::at(turn, p); stage.first < rows.count; stage = Stage::at(stage.index + SUM_WARPS, p)) {
-        announcement.make(stage.first >= p.polled_from);
+    for (Stage stage = Stage::at(sum_warp, p); stage.first < rows.count;
+         stage = Stage::at(stage.index + SUM_WARPS, p)) {
+        announcement.send_if(stage.first >= p.polled_from);
         pipeline.full[stage.slot()].wait(stage.parity());
         pipeline.begin(Stage::at(stage.index + STAGES, p), p, rows, ring);
-        if (stage.index == turn && rows.normed > 0) {  // not earlier: the copies must not wait for the epoch
+        // The epoch is awaited only after the first copies have begun, since these must not wait for it.
+        if (stage.index == sum_warp && rows.normed > 0) {
             if (reads) pipeline.set_tag(epoch);
             pipeline.epoch_read.wait(0);
             tag = pipeline.tag;
@@ -151,10 +153,11 @@ __device__ __forceinline__ void add(const GemvParams& p, const Rows& rows, const
         sums.add(stage, tag, parts + sums_slot(stage) * PARTS);
         trace.lap(TraceRole::store);
     }
-    announcement.make(true);
+    announcement.send_if(true);
 }
 
-// The work of a warp of the last block that normalises the sums of all blocks.
+// The work of a warp that computes the norm, in the last block: waits for the normed sums of all blocks, normalises and
+// stores them.
 __device__ __forceinline__ void finish(const GemvParams& p, Pipeline& pipeline, float4* stash, float (*buckets)[32],
                                        BlockTrace<FIRST_NORM_THREAD>& trace) {
     Norm norm(p, stash, buckets);

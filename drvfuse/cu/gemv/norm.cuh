@@ -128,7 +128,7 @@ public:
 private:
     static constexpr int LANES = 32 / BATCH;  // lanes that have the same sum of squares
 
-    // The lane's pack in the k-th group of the turn that begins with group `group`.
+    // The lane's pack in the k-th group of the iteration that begins with group `group`.
     __device__ __forceinline__ int pack_of(int group, int k) const { return (group + k * NORM_WARPS) * 32 + lane; }
 
     __device__ __forceinline__ void load_gammas(int group) {
@@ -138,7 +138,8 @@ private:
         }
     }
 
-    // Waits for the packs of a turn. Returns the sum of squares of the group with number lane / LANES in the turn.
+    // Waits for the packs of the iteration that begins with group `group`. Returns the sum of squares of group lane /
+    // LANES of the iteration.
     __device__ __forceinline__ float squares(int group, u32 tag, Patience& patience) {
         Words w[BATCH];
         float sums[BATCH];
@@ -159,8 +160,8 @@ private:
         return butterfly_sums(sums, lane);
     }
 
-    // Waits until all words of the warp's packs of a turn have the tag, and reads them. Words of packs that do not
-    // exist are 0.
+    // Polls the words of the lane's packs of an iteration until those of the whole warp have the tag `tag`. Sets `w` to
+    // these words, and to 0 for packs that do not exist.
     //
     // There are no branches and no computations of addresses between two polls: a pack that does not exist is replaced
     // by the last pack.
@@ -216,10 +217,10 @@ private:
     float (*const buckets)[32];                   // [M]: the sums of squares of each row, in shared memory
     const int lane;                               // the lane in its warp
     const int m;                                  // the row of act
-    const int part;                               // the number of the warp among those of row m
+    const int part;                               // the index of the warp among the warps of row m
     const int packs;                              // packs of four normed columns
     const u64* const words;                       // the words of row m
     float4* const products;                       // the part of `stash` for row m
-    Pack<Gamma, 4> gamma[BATCH];                  // gamma of the lane's packs of a turn
+    Pack<Gamma, 4> gamma[BATCH];                  // gamma for the lane's packs of one iteration
     float products_of_lane[HELD ? BATCH : 1][4];  // with HELD: the sums of the lane's packs, times gamma
 };

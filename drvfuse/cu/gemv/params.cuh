@@ -22,7 +22,7 @@ constexpr int STAGES = DRVFUSE_STAGES;            // stages in flight
 constexpr int SLOTS = DRVFUSE_SLOTS;              // slots for stages: in flight, being multiplied, or being added
 constexpr int SUM_WARPS = DRVFUSE_SUM_WARPS;      // warps that add group sums; warp s % SUM_WARPS adds those of stage s
 constexpr bool DIRECT = SUM_WARPS == 0;           // each warp computes whole rows, and adds its group sums itself
-constexpr bool COPIED = DRVFUSE_COPIED;           // the copy engine copies weights to shared memory
+constexpr bool COPIED = DRVFUSE_COPIED;           // bulk copies bring weights to shared memory
 constexpr bool CHUNKED = DRVFUSE_CHUNKED;         // a row has several stages
 constexpr bool WHOLE = DRVFUSE_WHOLE;             // every lane has PACKS packs of each row and chunk
 constexpr bool DEPENDENT = DRVFUSE_DEPENDENT;     // launched with PDL
@@ -64,9 +64,9 @@ struct GemvParams {
     int n_normed;             // normed rows of the weight, the first ones
     int n_unnormed;           // rows of the weight that are not normed
     int rows_share;           // rows of the weight of each block
-    int rows_more;            // the number of the first blocks, which have one row more
+    int rows_more;            // how many blocks, the first ones, have one row more
     int normed_share;         // normed rows of each block
-    int normed_more;          // the number of the first blocks, which have one normed row more
+    int normed_more;          // how many blocks, the first ones, have one normed row more
     int chunks;               // stages of a row
     int groups;               // groups of 32 packs of a row
     int early_trigger;        // 1: trigger dependent launches at entry, 0: after the last sums
@@ -89,8 +89,8 @@ struct GemvParams {
     const Bias* bias;         // [N], with BIASED
 };
 
-// The rows of the weight that a block has: row r of the block is row blockIdx.x + r * gridDim.x of the weight, so its
-// normed rows come first.
+// The rows of the weight that a block has: row r of the block is row blockIdx.x + r * gridDim.x of the weight. Normed
+// rows are the first rows of the weight, so they are the first rows of the block too.
 struct Rows {
     int count;   // rows of the block
     int normed;  // normed rows of the block

@@ -2,9 +2,9 @@
 // The stages of cu/gemv/gemv_partial_norm.cu. A stage is some rows of the weight, or a chunk of these rows.
 //
 // STAGES stages are in flight. A stage uses one of SLOTS slots. A slot has room for the stage's group sums, and with
-// COPIED for its weights, in a ring in shared memory that the copy engine writes. Otherwise the warps that multiply
-// load weights to registers. The teams of warps that multiply take turns at stages. So do the SUM_WARPS warps that
-// begin stages and add their group sums. A slot has two barriers:
+// COPIED for its weights, in a ring in shared memory that bulk copies fill. Otherwise the warps that multiply load
+// weights to registers. Team s % TEAMS multiplies stage s. Sum warp s % SUM_WARPS begins stage s and adds its group
+// sums. A slot has two barriers:
 //
 //     a sum warp begins a stage -> full[slot]   the stage's weights have arrived, and its group sums may be written
 //     a team multiplies it      -> done[slot]   the group sums are written, and the weights were read
@@ -25,9 +25,9 @@
 #include "sync/mbarrier.cuh"
 
 struct Stage {
-    int index;  // the number of the stage in the block
+    int index;  // the index of the stage in the block
     int first;  // the first row of the stage, as a row of the block
-    int chunk;  // the number of the stage's chunk of its rows
+    int chunk;  // which chunk of its rows the stage is, from 0
 
     static __device__ __forceinline__ Stage at(int index, const GemvParams& p) {
         return CHUNKED ? Stage{index, index / p.chunks * STEP, index % p.chunks} : Stage{index, index * STEP, 0};
@@ -37,7 +37,7 @@ struct Stage {
     __device__ __forceinline__ u32 parity() const { return index / SLOTS % 2; }
 };
 
-// The addresses of a stage's weights and of its group sums.
+// The slots of a stage's weights and of its group sums: stage.slot(), except with a planted fault.
 __device__ __forceinline__ int weights_slot(const Stage& stage) {
     return FAULT("gemv-copy-over-weights-in-use") ? stage.index % STAGES : stage.slot();
 }
@@ -48,8 +48,8 @@ __device__ __forceinline__ int sums_slot(const Stage& stage) {
 struct Pipeline {
     Mbarrier full[SLOTS], done[SLOTS];  // the two barriers of each slot
     Mbarrier epoch_read;                // its phase ends when `tag` is written
-    Mbarrier published;                 // its phase ends when this block has published the rows that precede its polls
-    u32 tag;                            // the tag of the block's words, once `epoch_read` has ended its phase
+    Mbarrier published;                 // its phase ends when this block has published its first `polled_from` rows
+    u32 tag;                            // the tag of the words that this block publishes, set when `epoch_read` ends
 
     // Called by one thread, before a __syncthreads().
     __device__ __forceinline__ void init() {
@@ -68,8 +68,8 @@ struct Pipeline {
         epoch_read.arrive();
     }
 
-    // Begins a stage: starts its copies with COPIED, and otherwise only reports that its slot is free. Called by one
-    // warp. `ring` is the address in shared memory of SLOTS x STEP x SLICE bytes.
+    // Begins a stage: if COPIED, starts its copies; otherwise only reports that its slot is free. Called by one warp.
+    // `ring` is the address in shared memory of SLOTS x STEP x SLICE bytes.
     __device__ __forceinline__ void begin(const Stage& stage, const GemvParams& p, const Rows& rows, u32 ring) {
         Mbarrier& barrier = full[stage.slot()];
         const int lane = threadIdx.x % 32;

@@ -15,7 +15,7 @@ static_assert(SUMS <= 16 && STEP % TOGETHER == 0, "plan");
 static_assert(!DIRECT || (RESIDENT && VALUES == SUMS), "Products::put");
 
 // The data of a row that a lane loads ahead of its use.
-struct Slot {
+struct LoadedRow {
     u32 word[COPIED ? 1 : PACKS][4];
     float scale[SCALES == Scales::group ? PACKS : 1];
 };
@@ -27,8 +27,9 @@ public:
         : p(params), rows(rows_of_block), results(results_of_block), lane(threadIdx.x % 32),
           column(threadIdx.x / 32 % WARPS_A_ROW) {}
 
-    // Begins to load the data of row `s` of a stage to registers, if the copy engine does not copy the stage.
-    __device__ __forceinline__ void load(Slot& slot, const Stage& stage, int s) const {
+    // Begins to load to registers what this lane needs of row `s` of a stage: the weights, unless COPIED, and group
+    // scales.
+    __device__ __forceinline__ void load(LoadedRow& loaded, const Stage& stage, int s) const {
         if constexpr (COPIED && SCALES != Scales::group) return;
         const int r = stage.first + s;
         if (r >= rows.count) return;
@@ -39,9 +40,9 @@ public:
             const int valid = p.columns * int(sizeof(Weight)) - pack * 16;
             if constexpr (!COPIED) {
                 const char* at = reinterpret_cast<const char*>(p.weight) + u64(row) * u32(p.weight_step);
-                load_weight(slot.word[i], at + i64(pack) * 16, valid > 0, valid);
+                load_weight(loaded.word[i], at + i64(pack) * 16, valid > 0, valid);
             }
-            if constexpr (SCALES == Scales::group) slot.scale[i] = scale_of_weight(p, row, pack);
+            if constexpr (SCALES == Scales::group) loaded.scale[i] = scale_of_weight(p, row, pack);
         }
     }
 
@@ -62,9 +63,9 @@ public:
 
     // Stores the group sums of a stage's rows in `parts` [STEP][M][GROUPS]. With DIRECT it adds them, and stores the
     // sums or publishes them with `tag`. With COPIED the stage's weights are at `weights` in shared memory. After the
-    // use of a slot, the data of stage `next` is loaded to it.
-    __device__ __forceinline__ void multiply(Slot (&slots)[STEP], const Stage& stage, const Stage& next, u32 weights,
-                                             float* parts, u32 tag) {
+    // use of loaded[s], row s of stage `next` is loaded to it.
+    __device__ __forceinline__ void multiply(LoadedRow (&loaded)[STEP], const Stage& stage, const Stage& next,
+                                             u32 weights, float* parts, u32 tag) {
 #pragma unroll
         for (int s0 = 0; s0 < STEP; s0 += TOGETHER) {
             float w[RESIDENT ? 1 : TOGETHER][PACKS][W];
@@ -73,7 +74,7 @@ public:
             clear(sums);
 #pragma unroll
             for (int s = 0; s < TOGETHER; ++s) {
-                Slot& slot = slots[s0 + s];
+                LoadedRow& row = loaded[s0 + s];
                 const int r = s0 + s;
                 float (&wide)[PACKS][W] = w[RESIDENT ? 0 : s];
 #pragma unroll
@@ -86,12 +87,12 @@ public:
                         load_copied(word, at, inside);
                         widen<Weight>(wide[i], word);
                     } else {
-                        widen<Weight>(wide[i], slot.word[i]);
+                        widen<Weight>(wide[i], row.word[i]);
                     }
-                    if constexpr (SCALES == Scales::group) scale[s][i] = slot.scale[i];
+                    if constexpr (SCALES == Scales::group) scale[s][i] = row.scale[i];
                     if constexpr (RESIDENT) sums[s * PACKS + i] = pack_sum(act[i], wide[i], scale[s][i], act_scale[i]);
                 }
-                load(slot, next, s0 + s);
+                load(row, next, s0 + s);
             }
             if constexpr (DIRECT) {
                 put(sums, stage.first + s0, tag);
@@ -147,8 +148,8 @@ private:
         }
     }
 
-    // The sums of rows from their group sums. Lanes beyond the number of groups would add zeros, so the bits are those
-    // of a butterfly over 32 lanes.
+    // Adds the group sums of rows, and stores or publishes the sums of the rows. Lanes beyond the number of groups
+    // would add zeros, so fewer steps give the bits of a butterfly over 32 lanes.
     __device__ __forceinline__ void put(float (&sums)[VALUES], int first, u32 tag) const {
         constexpr int LANES = 32 / VALUES;  // lanes that have the same value
         float total = __fadd_rn(0.0f, butterfly_sums(sums, lane));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Complete sums of rows of the weight from their group sums, by one warp, as cu/gemv/gemv_partial_norm.cu defines them.
+// One warp adds the group sums of each row of the weight, in the order that cu/gemv/gemv_partial_norm.cu defines.
 #pragma once
 #include "gemv/pipeline.cuh"
 #include "gemv/result.cuh"
@@ -21,43 +21,44 @@ public:
                 clear(sums);
             }
 #pragma unroll
-            for (int k = 0; k < TURNS; ++k) {
-                const int value = first + k * VALUES_A_TURN + lane / SUM_LANES;
+            for (int k = 0; k < LANE_VALUES; ++k) {
+                const int value = first + k * WARP_VALUES + lane / SUM_LANES;
                 for (int group = part; group < min(groups, GROUPS); group += 32) {
                     if (value < values) sums[k] = __fadd_rn(sums[k], parts[value * GROUPS + group]);
                 }
             }
             if (CHUNKED && stage.chunk + 1 < p.chunks) return;
-            float total[TURNS];
+            float total[LANE_VALUES];
 #pragma unroll
-            for (int k = 0; k < TURNS; ++k) total[k] = sums[k];
+            for (int k = 0; k < LANE_VALUES; ++k) total[k] = sums[k];
 #pragma unroll
             for (int mask = SUM_LANES / 2; mask > 0; mask /= 2) {
 #pragma unroll
-                for (int k = 0; k < TURNS; ++k) {
+                for (int k = 0; k < LANE_VALUES; ++k) {
                     total[k] = __fadd_rn(total[k], __shfl_xor_sync(0xffffffffu, total[k], mask));
                 }
             }
 #pragma unroll
-            for (int k = 0; k < TURNS; ++k) {
-                const int value = first + k * VALUES_A_TURN + lane / SUM_LANES;
+            for (int k = 0; k < LANE_VALUES; ++k) {
+                const int value = first + k * WARP_VALUES + lane / SUM_LANES;
                 if (part == 0 && value < values) results.put(stage.first + value / M, value % M, total[k], tag);
             }
         }
     }
 
 private:
-    // A value is the sum of one row of the weight and one row of act. In a turn the warp adds VALUES_A_TURN values of a
-    // stage.
-    static constexpr int VALUES_A_TURN = 32 / SUM_LANES;
-    static constexpr int ALL_TURNS = (STEP * M + VALUES_A_TURN - 1) / VALUES_A_TURN;  // turns of a stage
-    static constexpr int TURNS = CHUNKED || ALL_TURNS < 4 ? ALL_TURNS : 4;  // turns whose loads are in flight together
-    static constexpr int ROUNDS = (ALL_TURNS + TURNS - 1) / TURNS;
-    static constexpr int VALUES_AT_A_TIME = TURNS * VALUES_A_TURN;
+    // A value is the sum of one row of the weight and one row of act. SUM_LANES lanes add a value together, so the warp
+    // adds WARP_VALUES values at once.
+    static constexpr int WARP_VALUES = 32 / SUM_LANES;
+    static constexpr int ALL_VALUES = (STEP * M + WARP_VALUES - 1) / WARP_VALUES;  // values per lane and stage
+    // Values per lane whose loads are in flight together.
+    static constexpr int LANE_VALUES = CHUNKED || ALL_VALUES < 4 ? ALL_VALUES : 4;
+    static constexpr int ROUNDS = (ALL_VALUES + LANE_VALUES - 1) / LANE_VALUES;
+    static constexpr int VALUES_AT_A_TIME = LANE_VALUES * WARP_VALUES;
 
     const GemvParams& p;
     const Rows& rows;
     const Results& results;
     const int lane;
-    float sums[TURNS];  // [turn]: the groups that the lane has added for its value of the turn
+    float sums[LANE_VALUES];  // [k]: the sum of the groups that this lane has added for its k-th value
 };

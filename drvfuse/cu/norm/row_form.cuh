@@ -28,7 +28,8 @@ constexpr bool LAYER = DRVFUSE_LAYER;            // the norm is LayerNorm
 constexpr bool BETA = DRVFUSE_BETA;              // LayerNorm has beta
 constexpr bool NORMED = DRVFUSE_NORMED;          // y itself is stored too
 constexpr int THREADS = DRVFUSE_THREADS;         // threads of a block
-// Maxima are taken of y in a reduction of their own; otherwise of x * g, in the reduction of the sum of squares.
+// Whether the maxima are those of y, in a reduction of their own. Otherwise they are those of x * g, and are reduced
+// together with the sum of squares.
 constexpr bool MAX_OF_Y = BETA || QUANT == Quant::group;
 constexpr int TEAM = LANES > 0 ? LANES : THREADS * CLUSTER;  // threads of a team, which holds a row
 constexpr int FLOATS = PACKS * W;                            // floats of a row in a thread's registers
@@ -64,7 +65,7 @@ struct NormParams {
     int columns;            // columns of the input
     float epsilon;          // the number added to the mean of squares
     float weight_offset;    // the number added to gamma
-    float given;            // the upper bound, or the scale that the caller gave (quantise.cuh)
+    float given;            // the upper bound of the maxima, the static scale, or the tensor scale (quantise.cuh)
     int early_trigger;      // 1: trigger dependent launches at entry, 0: at the end
 };
 

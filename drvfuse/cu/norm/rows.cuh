@@ -121,7 +121,7 @@ public:
     }
 
 private:
-    // The number within the row of this thread's pack i.
+    // The index in the row of this thread's pack i.
     __device__ __forceinline__ int index(int i) const { return i * TEAM + thread_; }
     // Whether rows have this thread's pack i.
     __device__ __forceinline__ bool has(int i) const { return EXACT || index(i) < packs_; }
@@ -134,7 +134,7 @@ private:
     // The index in the tensor of this thread's first element of a row.
     __device__ __forceinline__ i64 at(int row) const { return i64(row) * p_.columns + thread_ * W; }
 
-    // The bits of the largest of the maxima `largest` of this thread's packs.
+    // Returns the bits of this thread's maximum, where largest[i] is the maximum of its pack i.
     static __device__ __forceinline__ u32 maximum_of(const float (&largest)[PACKS]) {
         u32 maximum = 0;
 #pragma unroll
@@ -221,12 +221,12 @@ private:
     }
 
     // Stores the scales of the groups of this thread's packs, and sets inverse[i] to the factor for the codes of pack
-    // i. A group consists of `turns` packs of each of `in_group` adjacent threads. These threads divide the computation
-    // of the scales of their groups.
+    // i. A group consists of `own_packs` packs of each of `in_group` adjacent threads. These threads divide the
+    // computation of the scales of their groups.
     template <typename Q>
     __device__ __forceinline__ void scale_groups(float (&inverse)[PACKS], const float (&largest)[PACKS]) {
-        constexpr int in_group = GROUP / W < TEAM ? GROUP / W : TEAM, turns = GROUP / W / in_group;
-        constexpr int groups = PACKS / turns, sharing = in_group < groups ? in_group : groups;
+        constexpr int in_group = GROUP / W < TEAM ? GROUP / W : TEAM, own_packs = GROUP / W / in_group;
+        constexpr int groups = PACKS / own_packs, sharing = in_group < groups ? in_group : groups;
         const int place = thread_ % in_group;
 #pragma unroll
         for (int first = 0; first < groups; first += sharing) {
@@ -235,13 +235,13 @@ private:
             for (int j = 0; j < sharing; ++j) {
                 u32 maximum = 0;
 #pragma unroll
-                for (int i = 0; i < turns; ++i)
-                    maximum = max(maximum, __float_as_uint(largest[(first + j) * turns + i]));
+                for (int i = 0; i < own_packs; ++i)
+                    maximum = max(maximum, __float_as_uint(largest[(first + j) * own_packs + i]));
                 maximum = group_max<in_group, 1>(maximum);
                 own = place % sharing == j ? __uint_as_float(maximum) : own;
             }
             const Quantisation scale = quantisation<Q, Scale>(own, p_.given);
-            const int column = ((first + place % sharing) * turns * TEAM + thread_ - place) * W;
+            const int column = ((first + place % sharing) * own_packs * TEAM + thread_ - place) * W;
             if (place < sharing && row_ < p_.rows && column < p_.columns) {
                 const i64 at = scale_index<LAYOUT>(row_, column / GROUP, p_.rows, p_.columns / GROUP);
                 store_scalar(static_cast<Scale*>(p_.scales) + at, scale.scale);
@@ -250,7 +250,7 @@ private:
             for (int j = 0; j < sharing; ++j) {
                 const float of_group = __shfl_sync(0xffffffffu, scale.inverse, threadIdx.x % 32 - place + j);
 #pragma unroll
-                for (int i = 0; i < turns; ++i) inverse[(first + j) * turns + i] = of_group;
+                for (int i = 0; i < own_packs; ++i) inverse[(first + j) * own_packs + i] = of_group;
             }
         }
     }
@@ -278,7 +278,7 @@ private:
     Scratch& scratch_;  // the shared memory of the team's reductions
     Trace& trace_;
     const int packs_;  // packs of a row
-    int thread_;       // the number of this thread in the team
+    int thread_;       // the index of this thread in the team
     int row_;          // the current row, which may not exist
     Mean mean_;
     u32 done_;                                       // the number of reductions of this launch so far

@@ -41,7 +41,7 @@ __device__ __forceinline__ u32 block_x() {
     return x;
 }
 
-// %ctaid.y, read in the same way
+// %ctaid.y, read again at this point, as in block_x()
 __device__ __forceinline__ u32 block_y() {
     u32 y;
     asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(y));

@@ -8,7 +8,7 @@
 //         Trace trace{DRVFUSE_TRACE_ARGUMENT};   // the entry; nothing is written yet
 //         wait_for_producer();
 //         trace.start();                         // once, right after the wait: the time since the entry is `producer`
-//         ... trace.lap(TraceRole::load); ...    // the time since the lap before it was spent in this phase
+//         ... trace.lap(TraceRole::load); ...    // the time since the previous lap was spent in this phase
 //         trace.exit();                          // last, by all threads
 //     }
 //
@@ -39,23 +39,23 @@
 #include "common/prelude.cuh"
 #include "ptx/special.cuh"
 
-// The activity of a block since the previous lap. drvfuse/trace/layout.py has the names, in the same order.
+// What a block did in a phase, from one lap to the next. drvfuse/trace/layout.py has the names, in the same order.
 enum class TraceRole : u32 {
     producer,      // from the entry until the previous kernel had completed
     stage,         // copied the rank's input to staging memory
     push,          // stored to peers
     sync,          // waited for the other threads of the block
-    wait,          // waited for a peer, inside a barrier; no lap has this role
-    barrier,       // waited for all peers, and for the threads that poll
+    wait,          // waited for one peer, inside a barrier; only for times of waits, never for a lap
+    barrier,       // waited for all peers, and for the threads of the block that poll
     load,          // loaded the data of the next phase
     multiply,      // multiplied rows by a vector
     reduce,        // added, normalised, quantised
     store,         // stored results
     gather,        // read peers' results
     receive,       // waited until the words of all peers had arrived
-    apply_load,    // waited for the results of other blocks and read them, to complete them
+    apply_load,    // waited for the results of other blocks, and read them
     apply_reduce,  // reduced the results of other blocks
-    apply_store,   // stored the result that was reduced from those of other blocks
+    apply_store,   // stored what `apply_reduce` has computed
     finish,        // everything after the last lap
 };
 
@@ -128,9 +128,9 @@ public:
     // right after the load, so the time does not depend on when the threads of the warp reconverge.
     __device__ __forceinline__ void stamp(u64& when, bool ready) const { ptx::cycles_if(ready, when); }
 
-    // Called by all threads once in each round: thread t < peers has waited for peer t from the previous lap until
-    // `when`, which is 0 if the wait has failed. The next lap has role `barrier`, and is the lap number `round` of that
-    // role, from 0. The writer must be in warp 0.
+    // Records the waits of barrier number `round` of this kernel, from 0: thread t < peers has waited for peer t from
+    // the previous lap until `when`, which is 0 if the wait has failed. Called by all threads, before the lap of role
+    // `barrier`. The writer must be in warp 0.
     __device__ __forceinline__ void waits(u32 round, u32 peers, u64 when) {
         static_assert(Writer < 32, "warp 0 copies the words");
         if (threadIdx.x < peers && (round + 1) * peers <= params_.waits)

@@ -7,7 +7,8 @@
 #include "ptx/ordered.cuh"
 #include "ptx/special.cuh"
 
-// Waits until the global timer changes. Returns its value, and the clock right before the reading.
+// Reads the global timer until it changes, at most `rounds` times. Returns its new value, or 0 if it has not changed.
+// Sets `clock` to the SM's clock right before the last read.
 __device__ __forceinline__ u64 next_tick(u64& clock, int rounds) {
     const u64 before = ptx::nanoseconds();
 #pragma unroll 1

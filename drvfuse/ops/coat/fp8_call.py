@@ -27,7 +27,7 @@ _STRIDES = {"x": "x_stride", "scales": "scale_stride", "a": "a_stride", "b": "b_
 
 class Fp8Params(ctypes.Structure):
     """The parameters of a kernel. The field with an array's name has the array's address. `_STRIDES` maps arrays to the
-    fields that have their strides of rows."""
+    fields that have their row strides."""
 
     def bind(self, space: Workspace) -> None:
         """Write the workspace's parameters, such as its address, to the field `scratch`."""
@@ -44,13 +44,13 @@ class Options(NamedTuple):
 
     @classmethod
     def of(cls, outputs: Any, stream: Any, pdl_level: Any, workspace: Any = None) -> Options:
-        """The options. Raises ArgumentError for a wrong `pdl_level`; `Fp8Call` checks the other options."""
+        """The options of a call. Raises ArgumentError for a wrong `pdl_level`; `Fp8Call` checks the others."""
         return cls(outputs, stream, options.pdl_level(pdl_level), workspace)
 
 
 class Fp8Call:
-    """A call of the op `name` for a matrix of `rows` and `columns`. The keys of its arrays are the fields of the
-    kernel's parameters that get their addresses.
+    """A call of the op `name` for a matrix of `rows` and `columns`. `arrays` maps fields of the kernel's parameters to
+    the arrays whose addresses they get; `read` and `wanted` have the same keys.
 
     `read` are inputs, the matrix first; `others` are inputs whose addresses the op itself writes to the parameters.
     `wanted` describes the results, and `values` are the arrays that the call returns. `own` is the workspace that the
@@ -96,8 +96,8 @@ class Fp8Call:
         waits: bool = False,
         cluster: int = 1,
     ) -> Planned:
-        """A planned launch of a kernel. `template` are its parameters, in which the columns and the early trigger are
-        set here; `defines`, `grid`, `threads` and the rest describe the launch."""
+        """A planned launch of a kernel. `template` holds the kernel's parameters; its columns and early trigger are set
+        here. `defines` compile the kernel, and the other arguments describe the launch."""
         template.columns = self.columns
         template.early_trigger = int(self.level is PDLLevel.OVERLAP_AT_BEGINNING)
         spec = Specialisation("coat", kernel, defines, capability=FP8_CAPABILITY)

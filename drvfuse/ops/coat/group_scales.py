@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The residual add and RMSNorm, whose results have group scales, with COAT's signatures, and both in one launch.
+"""COAT's ops whose results have group scales: the residual add, RMSNorm, and both in one launch.
 
 A group is 1 x QB elements of a row, and its scale is bfloat16. If `most` is the largest magnitude of the group in fp32,
 its scale is (most + 1e-10) / fp8_max. Values are divided by the unrounded scale, which is rounded when it is stored.
@@ -183,7 +183,7 @@ def _call(name: str, given: Options, read: dict[str, Operand], wanted: dict[str,
 
 
 def _prepared(call: Fp8Call, QB: int, fp8: DType, epsilon: float, result: Callable[..., R]) -> Prepared[R]:
-    """The prepared call, which returns `result` of its outputs."""
+    """The prepared call, which returns `result(*outputs)`."""
     add, norm, weight = "a" in call.arrays, "weight" in call.arrays, weight_type(call.arrays)
     aligned = call.aligned("a", "b", "sum", "x", "qy", "weight")  # not scales and rstd, accessed by single elements
 

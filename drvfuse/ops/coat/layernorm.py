@@ -136,7 +136,7 @@ def fp8_layernorm_param_backward(
     """The gradients `(dx, dw, db)` of LayerNorm for the gradient g of its unquantised output.
 
     x, s_x, w, b and QB are those of the forward pass, and m and v [M] its mean and rstd. g is as in
-    `fp8_rmsnorm_backward`: a list of up to three arrays stands for their sum. dx is bfloat16 in x's shape, and dw and
+    `fp8_rmsnorm_backward`: a list of up to three arrays means their sum. dx is bfloat16 in x's shape, and dw and
     db [N] have w's dtype: xhat = (x * s_x - m) * v, c1 = mean(xhat * w * g), c2 = mean(w * g), dx = (w * g - (xhat * c1
     + c2)) * v; dw = sum of g * xhat and db = sum of g over the rows, in fp32, rounded once. The bits are the same in
     every run and on every device. `num_warps` and the values of b have no effect.
@@ -185,7 +185,8 @@ def _forward(
     transpose_output_2d: Any,
     result: Callable[..., R],
 ) -> Prepared[R]:
-    """The prepared call of the op `name`, which returns `result` of its outputs. `affine` has w and b, or is empty."""
+    """The prepared call of the op `name`. It returns `result(qy, s_y, qy_t, mean, rstd)`. `affine` maps "w" and "b" to
+    the caller's arrays, or is empty."""
     driver = operands.driver_of(x=x, s_x=s_x, **affine)
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
     require_columns(xs, MAX_COLUMNS)
@@ -195,7 +196,8 @@ def _forward(
     wanted = quantised_outputs(shape, xs.dtype, turned) | row_outputs(shape, "mean", "rstd")
     call = Fp8Call(name, given, {"x": xs, "scales": scales, **weights}, wanted, max(GRID_BYTES, WORDS_BYTES))
     rows, columns, aligned = call.rows, call.columns, call.aligned("x", "qy", "weight", "bias")
-    weight, address = weight_type(weights), call.arrays["qy_t"].ptr % 16  # it decides the size of stores to qy_t
+    weight = weight_type(weights)
+    address = call.arrays["qy_t"].ptr % 16  # the alignment of qy_t decides the size of its stores
 
     def plan() -> Planned:
         kinds = defines(dtype=xs.dtype, weight_dtype=weight, group=QB, aligned=aligned)

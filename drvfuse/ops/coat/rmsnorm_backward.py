@@ -28,7 +28,7 @@ from .fp8_call import Fp8Call, Fp8Params, Options
 from .quantised import COAT_WARPS, Outputs, column_weights, quantised_rows, require_columns, weight_type
 
 Gradients = ArrayLike | Sequence[ArrayLike]
-"""An array, or up to three arrays that stand for their sum."""
+"""An array, or a sequence of up to three arrays, which means their sum."""
 R = TypeVar("R")
 
 
@@ -78,7 +78,7 @@ def fp8_rmsnorm_backward(
     """The gradients `(dx, dw)` of RMSNorm for the gradient g of its unquantised output.
 
     x, s_x, w and QB are those of the forward pass, and v [M] is its rstd. g is bfloat16 in x's shape. A list or tuple
-    of up to three such arrays stands for the sum g[0] + g[1] + g[2], with each addition rounded to bfloat16. dx is
+    of up to three such arrays means the sum g[0] + g[1] + g[2], with each addition rounded to bfloat16. dx is
     bfloat16 in x's shape, and dw [N] has w's dtype: xhat = x * s_x * v, c1 = mean(xhat * w * g), dx = (w * g - xhat *
     c1) * v, dw = sum of g * xhat over the rows in fp32, rounded once. The bits are the same in every run and on every
     device. `num_warps` has no effect. A NaN propagates as in these formulas: through c1 into the whole row of dx, and
@@ -108,7 +108,7 @@ def gradient(
     saved: Mapping[str, Any],
     result: Callable[..., R],
 ) -> Prepared[R]:
-    """The prepared call of the op `name`, which returns `result` of dx and of the gradients of `affine`.
+    """The prepared call of the op `name`. It returns `result(dx, ...)`, with the gradient of each array in `affine`.
 
     `affine` has w for RMSNorm, w and b for LayerNorm, or nothing. `saved` are the values that the forward pass has
     saved for each row: v, the rstd, and for LayerNorm m, the mean.

@@ -70,7 +70,7 @@ def _matrices(driver: Driver, act: Any, weight: Any) -> tuple[Operand, Operand]:
         raise ArgumentError("weight", f"of shape {w.shape}", "of less than 2^31 rows")
     if len(x.shape) not in (1, 2) or x.shape[-1] != k or not 1 <= (1, *x.shape)[-2] <= MAX_ROWS:
         raise ArgumentError(
-            "act", f"of shape {x.shape}", f"of shape [{k}] or [M, {k}], K as weight's, M 1 to {MAX_ROWS}"
+            "act", f"of shape {x.shape}", f"of shape [{k}] or [M, {k}], M from 1 to {MAX_ROWS}; weight has {k} columns"
         )
     return x, w
 
@@ -150,7 +150,8 @@ def outputs(
 
 
 def counter(device: Device, given: Any) -> Operand | None:
-    """The caller's finish counter."""
+    """The operand of the caller's counter, by which a kernel detects that two launches run at the same time. None if
+    none is given, as then the workspace has the counter."""
     if given is None:
         return None
     found = operands.whole("finish_counter", given, device.driver, ["int32", "uint32"], writable=True)
