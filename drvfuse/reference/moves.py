@@ -56,7 +56,7 @@ def all_to_all(inputs: Sequence[NDArray], splits: Sequence[Sequence[int]] | None
             raise ArgumentError("inputs", f"of {[*map(len, inputs)]} rows", f"of a multiple of {ranks} rows each")
         splits = [[len(values) // ranks] * ranks for values in inputs]
     elif [(len(row), sum(row), min(row) >= 0) for row in splits] != [(ranks, len(values), True) for values in inputs]:
-        wanted = f"{ranks} rows of {ranks} numbers of rows, with the sums {[*map(len, inputs)]}"
+        wanted = f"for each of {ranks} ranks a list of {ranks} numbers of rows, with the sums {[*map(len, inputs)]}"
         raise ArgumentError("splits", repr(splits), wanted)
     cuts = [np.cumsum(row)[:-1] for row in splits]
     parts = [np.split(values, cut) for values, cut in zip(inputs, cuts, strict=True)]

@@ -12,7 +12,7 @@ constexpr int OWN_SEGMENTS = DRVFUSE_SLOTS;       // segments of a row whose sum
 constexpr bool PAIRED = !(LAYER && AFFINE);       // each sum is published together with a largest magnitude
 constexpr int WORDS = PAIRED ? 2 : 1;             // 8-byte words of a published sum
 constexpr int COLUMN_LANES = 32 / ROW_LANES;      // lanes that hold different packs of the same rows
-constexpr int STRIP_WORDS = 16;  // distance between the words of two strips, so that each has a line of its own
+constexpr int STRIP_WORDS = 16;  // distance between the words of two strips, so that each has a cache line of its own
 constexpr int BLOCK_WORDS = MAX_WORD_ROWS / MAX_WORD_BLOCKS;  // distance between the words of two blocks
 static_assert(ROW_LANES == 8 && COLUMN_LANES == 4 && TC == PACK && BATCH == TR,
               "two bits of a pack's number come from the lane");

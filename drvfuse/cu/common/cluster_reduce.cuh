@@ -6,8 +6,8 @@
 // complete on a barrier object there; every warp of every block waits for that and reads all groups of the row.
 //
 // Two sets of words and barrier objects are used alternately. A block can be one row ahead of another and no more: it
-// has passed the exchange of row k + 1 only when every warp has sent its part of it, and each warp does so after it has
-// read the words of row k. So no thread still reads the words of row k when those of row k + 2 arrive.
+// has passed the exchange of row k + 1 only when every warp has sent its part of that row, and each warp sends its part
+// after it has read the words of row k. So no thread still reads the words of row k when those of row k + 2 arrive.
 //
 // Lifetime and memory order: cluster_exchange.cuh; the first `expect` waits at the cluster's barrier. A block exits
 // only after it has received the words of its last row from every block, and all blocks send equally many rows, so no

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks' ranges of `total` items (packs or rows): contiguous, in rank order, the first total mod Ranks one longer.
+// Divides `total` items (packs or rows) into contiguous ranges, one per rank in rank order. The first total mod Ranks
+// ranges have one item more.
 #pragma once
 
 template <typename Int, int Ranks>
@@ -11,7 +12,7 @@ struct Partition {
 
     __device__ __forceinline__ Int start(int rank) const { return rank * each + (rank < extra ? rank : extra); }
 
-    // How many items of `rank` lie in the chunk that begins `done` items into its range.
+    // How many items of rank `rank` lie in the chunk of its range that begins after `done` items.
     __device__ __forceinline__ Int in_chunk(int rank, Int done, Int chunk) const {
         const Int left = each + (rank < extra) - done;
         return left < 0 ? 0 : left < chunk ? left : chunk;

@@ -150,8 +150,8 @@ __device__ __forceinline__ i64 scale_index(int row, int group, int rows, int gro
     }
 }
 
-// Clears the padding of scales after the last row. `count` threads divide it, and `first` is the number of this thread.
-// Arrays of tiles are aligned to 16 bytes.
+// Clears the padding of scales after the last row. `count` threads divide the work, and `first` is the index of this
+// thread. Arrays of tiles are aligned to 16 bytes.
 template <typename S, ScaleLayout LAYOUT>
 __device__ __forceinline__ void clear_row_padding(void* scales, int rows, int groups, u32 first, u32 count) {
     static_assert(LAYOUT != ScaleLayout::tiles || sizeof(S) == 1, "tiles hold bytes");

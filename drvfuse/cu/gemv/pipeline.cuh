@@ -16,9 +16,9 @@
 // were read.
 //
 // Invariant: a waiter is at most one phase from its mbarrier, so the parity is unambiguous. A waiter cannot be two
-// phases behind: the next phase of full[slot] begins only after the sum warp has seen done[slot], at which all warps of
+// phases late: the next phase of full[slot] begins only after the sum warp has seen done[slot], at which all warps of
 // the team arrive after their wait for full[slot]; and the next phase of done[slot] begins only with the next stage in
-// the slot. A waiter cannot be ahead, where its wait would return at once: SLOTS is also a multiple of TEAMS, so each
+// the slot. A waiter cannot be early, so that its wait would return at once: SLOTS is also a multiple of TEAMS, so each
 // warp that waits for a stage of a slot, at either barrier, has waited for the stage before it in the slot.
 #pragma once
 #include "gemv/params.cuh"

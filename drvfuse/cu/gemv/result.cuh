@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The last steps of a complete sum of cu/gemv/gemv_partial_norm.cu: scales, bias, epilogue, and its store.
+// The last steps of cu/gemv/gemv_partial_norm.cu for a complete sum: apply scales, bias and epilogue, and publish or
+// store it.
 #pragma once
 #include "common/epilogue.cuh"
 #include "gemv/params.cuh"

@@ -28,7 +28,7 @@
 //     1   clock at the entry
 //     2   %globaltimer at the exit + (SM id << 48)
 //     3   clock at the exit, the end of the phase `finish`                     zero: the block has not run
-//     4.. `waits` words, one a round and peer: clock when the peer was seen    zero: it was not
+//     4.. `waits` words, one a barrier and peer: clock when the peer was seen  zero: it was not
 //     ..  one a phase, in order: clock at its end + (role + 1 << 48)           zero: there was none
 // "clock" is %clock64 of the SM: differences are valid within a block, up to 2^48 cycles. The two readings of
 // %globaltimer relate them to the time of the device. Every launch writes all words.

@@ -26,7 +26,7 @@ COAT_WARPS = 8  # the num_warps that the functions of COAT return
 
 
 def group_size(QB: Any) -> int:
-    """`QB`, checked. Raises ArgumentError."""
+    """`QB` as an int. Raises ArgumentError unless it is 16, 32, 64 or 128."""
     if isinstance(QB, bool) or not isinstance(QB, (int, float, np.integer)) or QB not in GROUPS:
         raise ArgumentError("QB", repr(QB), "one of " + ", ".join(map(str, GROUPS)))
     return int(QB)
@@ -70,7 +70,8 @@ def weight_type(read: Mapping[str, Operand]) -> DType:
 
 
 def transposed_shape(shape: tuple[int, ...], transpose_output_2d: Any) -> tuple[tuple[int, ...], int]:
-    """(The shape of qy_t for x of `shape`, the number of rows of a batch.)"""
+    """The shape of qy_t for an x of shape `shape`, and the number of rows of a batch, which is transposed as a
+    matrix."""
     if not isinstance(transpose_output_2d, bool):
         raise ArgumentError("transpose_output_2d", repr(transpose_output_2d), "True or False")
     count, columns = math.prod(shape[:-1]), shape[-1]

@@ -54,13 +54,13 @@ def gemv_partial_norm(
 
     act is [K] or [M, K] with M up to 8, weight is [N, K], and gamma is [n_normed], None if that is 0. Each is bfloat16,
     float16 or float32. The weight may also be float8_e4m3fn. Its float32 `weight_scales` then have the shape () or (1,)
-    for one scale, (N,) for a scale per row, or (N, ceil(K / 128)) for a scale per 1 x 128 elements; None stands for 1.
+    for one scale, (N,) for a scale per row, or (N, ceil(K / 128)) for a scale per 1 x 128 elements; None means 1.
     There may be gaps between the rows of act and of weight. Rows of the weight are read fastest if all of them begin
     and end at multiples of 16 bytes.
 
     act may also be float8_e4m3fn or float8_e5m2, with any type of weight. Its float32 `act_scales` then have the shape
     () for one scale, act.shape[:-1] for a scale per row, or (*act.shape[:-1], ceil(K / 128)) or ceil(K / 64) for a
-    scale per group of 128 or 64 columns; None stands for 1. `rmsnorm_fp8` and `allreduce_rmsnorm_fp8` give such scales.
+    scale per group of 128 or 64 columns; None means 1. `rmsnorm_fp8` and `allreduce_rmsnorm_fp8` give such scales.
 
     y is summed in float32, in an order that depends only on K and the weight's type (`drvfuse.reference.gemv`), so its
     bits depend neither on N, M and n_normed nor on the device. `bias` [N], bfloat16, float16 or float32, is added to
@@ -90,7 +90,7 @@ def gemv_partial_norm(
     scales = {"act_scales": act_scales, "weight_scales": weight_scales}
     given = arguments.inputs(driver, act=act, weight=weight, bias=bias, **scales)
     x, n = given.act, given.weight.shape[0]
-    normed_count = require_integer("n_normed", n_normed, f"an integer from 0 to {n}, the rows of weight", 0, n)
+    normed_count = require_integer("n_normed", n_normed, f"an integer from 0 to {n}, weight's number of rows", 0, n)
     given = given._replace(gamma=arguments.gamma(driver, gamma, normed_count))
     epsilon = real("eps", eps, least=0.0)
     device = operands.one_device(given.present)

@@ -155,7 +155,7 @@ _Wanted = tuple[str, Any, tuple[int, ...], DType, int]
 
 
 def _rows(x: Operand, head_columns: int | None) -> tuple[tuple[int, ...], int]:
-    """(The shape of all rows, or heads, without their columns; the number of columns of a row or head.)"""
+    """The shape of the array of rows, or of heads if there are heads, and the number of columns of each of them."""
     shape = x.shape
     if not shape or not shape[-1]:
         raise ArgumentError("inputs", f"of shape {shape}", "of shape [..., columns] with at least one column")
@@ -181,8 +181,8 @@ def _input(name: str, value: Any, x: Operand, shape: tuple[int, ...]) -> Operand
 def _results(
     device: Device, queue: Stream, wanted: list[_Wanted], read: dict[str, Operand]
 ) -> tuple[dict[str, Operand], dict[str, Any]]:
-    """The arrays to write, by argument, as operands and as the objects to return. All are checked before the first is
-    allocated.
+    """The arrays to write, by argument: a dict of operands, and a dict of the objects that the call returns. All are
+    checked before the first is allocated.
     """
     found = {}
     for name, value, shape, dtype, alignment in wanted:
@@ -206,7 +206,7 @@ def _results(
 
 
 class _Call:
-    """Everything on which the kernel and its launch depend. The keys of `arrays` are the fields of the parameters."""
+    """Everything on which the kernel and its launch depend. The keys of `arrays` are fields of `NormParams`."""
 
     def __init__(
         self,

@@ -285,7 +285,7 @@ def test_shapes_that_do_not_match_are_refused(device, arrays, refused):
     many = df.view(weight.ptr, (1 << 31, K), bf16, device, owner=weight)
     refused(op(weight=many), "weight", "less than 2^31 rows")
     refused(op(act=device.zeros((M, K + 8), bf16)), "act", f"[M, {K}]")
-    refused(op(act=device.zeros((9, K), bf16)), "act", "M 1 to 8")
+    refused(op(act=device.zeros((9, K), bf16)), "act", "M from 1 to 8")
     refused(op(act=device.zeros((0, K), bf16)), "act")
     refused(op(act=device.zeros((1, M, K), bf16)), "act")
     refused(op(gamma=device.zeros(NORMED + 1, bf16)), "gamma", f"({NORMED},)")
