@@ -25,7 +25,7 @@ const u32 LATEST_TURN = 64;  // a pending copy is made after this many turns of 
 
 // The end of a copy ---------------------------------------------------------------------------------------------------
 
-// Removes a copy from the list of its block and frees it. `link` points to its index.
+// Removes a copy from the list of its block and frees it. *link is the index of the copy.
 FAR void drop_bulk(Launch* l, u32* link) {
     Copies* pool = l->copy_pool;
     u32 i = *link;
@@ -36,7 +36,8 @@ FAR void drop_bulk(Launch* l, u32* link) {
     pool->bulk_free = i;
 }
 
-// Whether a copy may be made now: not while its mbarrier is unused since mbarrier.init. An arrival always may.
+// Whether a copy may be made now. It may not if its mbarrier was never used since mbarrier.init. An arrival (size 0)
+// may always be made.
 FN u32 can_end(Bulk* c) {
     return !c->size || (*(u64*)c->mbarrier & (MBARRIER_VALID | MBARRIER_USED)) != MBARRIER_VALID;
 }
@@ -108,8 +109,8 @@ FAR void end_bulk(Launch* l, Bulk* c) {
     if (e->race) race_bulk_end(t, c->mbarrier, c->known);
 }
 
-// Called at the end of a block's turn: makes the copies that are due, and returns their number. `idle` is 1 if no
-// thread of the block ran in the turn.
+// Makes the copies of a block that are due, and returns their number. Called at the end of the block's turn. `idle` is
+// 1 if no thread of the block ran in the turn.
 FAR u32 run_bulks(Launch* l, Block* b, u32 idle) {
     Engine* e = l->engine;
     Bulk* pool = l->copy_pool->bulk;
@@ -146,8 +147,8 @@ FAR u32 uneven(Thread* t, u64 target, u64 source, u32 size, u32 site) {
     return kind != F_NONE;
 }
 
-// The block to whose shared memory a bulk copy or an st.async writes. The mbarrier must lie in the same block. Null
-// after recording a fault.
+// Returns the block to whose shared memory a bulk copy or an st.async writes. The mbarrier must lie in the same block.
+// Returns null after recording a fault.
 FAR Block* written_block(Thread* t, u64 target, u32 size, u64 mbarrier, u32 site) {
     Launch* l = t->launch;
     Block* b = shared_of(t, target, size);
@@ -283,7 +284,7 @@ API u32 rt_copy_arrive(Thread* t, u64 mbarrier, u32 noinc, u32 site) {
 
 // The end of a block --------------------------------------------------------------------------------------------------
 
-// Called when a block has ended: pending copies of other blocks to its memory are a fault.
+// Records a fault if another block's copy to the shared memory of block `b` is pending. Called when `b` has ended.
 FAR void late_bulks(Launch* l, Block* b) {
     Bulk* c;
     LOOP for (u32 k = b->bulks; k; k = c->next) {
@@ -295,7 +296,7 @@ FAR void late_bulks(Launch* l, Block* b) {
     }
 }
 
-// Called when a block has ended or is stopped: drops its pending copies, as its shared memory is gone.
+// Drops the pending copies of a block. Called when the block has ended or is stopped, as its shared memory is gone.
 FAR void drop_copies(Launch* l, Block* b) {
     LOOP while (b->bulks) drop_bulk(l, &b->bulks);
     LOOP for (u32 i = 0; i < 2 * l->threads; i++) {
@@ -304,10 +305,10 @@ FAR void drop_copies(Launch* l, Block* b) {
     }
 }
 
-// The size of the zeroed memory for Launch::copy_pool.
+// Returns the bytes that Launch::copy_pool needs. The memory must be zeroed.
 API u64 rt_copy_bytes() { return sizeof(Copies); }
 
-// Called when a launch has ended or is stopped: drops its pending copies.
+// Drops the pending copies of a launch. Called by Python when the launch has ended or is stopped.
 API void rt_copy_end(Launch* l) {
     LOOP for (u32 slot = 0; slot < l->slots_used; slot++) {
         Block* b = (Block*)(l->slots + slot * l->slot_stride);

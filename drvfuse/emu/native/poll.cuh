@@ -11,8 +11,8 @@
 
 FN Poll* poll_of(Block* b, Thread* t) { return b->polls + t->linear; }
 
-// Called when a thread is suspended before an access: sets POLL_KNOWN in Thread::polls if it has made this access
-// before.
+// Sets POLL_KNOWN in Thread::polls if the thread has made this access before. Called when the thread is suspended
+// before the access.
 FAR void look_up(Block* b, Thread* t) {
     Poll* p = poll_of(b, t);
     u32 n = t->polls & POLL_COUNT;
@@ -50,7 +50,7 @@ FAR u32 spinning(Launch* l, Block* b, Thread* t) {
     return !changed;
 }
 
-// Called before the access of a poll: remembers the value that the poll will read.
+// Remembers the value that a poll will read. Called before the access of the poll.
 FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
     Engine* e = l->engine;
     Poll* p = poll_of(b, t);
