@@ -3,10 +3,10 @@
 //
 // A copy is made, and its bytes are subtracted at the mbarrier, in one step at some moment after its issue. Seed 0
 // waits until no thread of the block can run, then makes one copy at a time, oldest first. Other seeds draw one of
-// three moments for each copy: its issue, the end of the block's turn, or a time when no thread of the block can run;
-// then the order is drawn, too. If threads of the block never stop running, a copy is made after LATEST_TURN turns. A
-// copy is not made before some thread has arrived at the mbarrier or has expected bytes there: before that, no phase
-// could complete. An st.async carries its bytes with it, and is made as a bulk copy is.
+// three moments for each copy: its issue, the end of the block's turn, or a time when no thread of the block can run.
+// For the last one, the order of the copies is drawn, too. If threads of the block never stop running, a copy is made
+// after LATEST_TURN turns. A copy is not made before some thread has arrived at the mbarrier or has expected bytes
+// there: before that, no phase could complete. An st.async carries its bytes with it, and is made as a bulk copy is.
 //
 // In this file, the block of a copy is the block whose shared memory it writes; this block has the copy in its list.
 // When a block ends, the copies that its own threads issued are dropped. A pending copy of another block is a fault
@@ -257,9 +257,8 @@ API u32 rt_st_async(Thread* t, u64 target, u64 low, u64 high, u32 size, u64 mbar
     return begin_bulk(t, to, &c);
 }
 
-// cp.async.mbarrier.arrive: issues an arrival at the mbarrier that is made when all cp.async that the thread has issued
-// are complete. Without .noinc, the phase expects one more arrival from now on. Returns 0, or 1 after recording a
-// fault.
+// cp.async.mbarrier.arrive: issues an arrival at the mbarrier. It is made when all cp.async of the thread so far are
+// complete. Without .noinc, the phase expects one more arrival from now on. Returns 0, or 1 after recording a fault.
 API u32 rt_copy_arrive(Thread* t, u64 mbarrier, u32 noinc, u32 site) {
     Launch* l = t->launch;
     u32 word, error = E_NONE, flags = A_WRITE | A_ATOMIC | A_STRONG | A_MBARRIER | SPACE_SHARED << SPACE_SHIFT;

@@ -24,7 +24,7 @@ struct PendingStore {
     u64 bits[4];  // the bytes of the store or, while it is shown, those that were in memory before
     Launch* launch;
     Block* block;
-    u64 owner;            // Block::owner of the block, whose slot another block may use later
+    u64 owner;            // Block::owner of the block, whose block slot another block may use later
     u64 order;            // grows with each store that is made or propagated: larger for newer stores
     u64 due_pass;         // the pass of the scheduler after which it is propagated at the latest
     u32 size;             // bytes

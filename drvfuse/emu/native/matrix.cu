@@ -23,7 +23,7 @@ FN u32* exchange(Thread* t) { return (u32*)((u8*)t + t->op_a); }
 
 // Products ------------------------------------------------------------------------------------------------------------
 
-// The sum of two fp32 numbers or, with `half`, fp16 numbers, by their bits.
+// Adds two fp32 numbers or, with `half`, fp16 numbers. Takes and returns their bits.
 FN u32 add(u32 x, u32 y, u32 half) {
     if (half) return to_half(of_half(x) + of_half(y));
     return bits_of(__fadd_rn(__uint_as_float(x), __uint_as_float(y)));

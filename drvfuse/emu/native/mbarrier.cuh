@@ -8,7 +8,7 @@
 //
 // An arrival is a strong atomic with release semantics at its scope. A wait is a strong load, which acquires if it
 // finds the phase complete. The scheduler and the race detector treat them so, and a thread that polls an mbarrier is
-// not resumed until the word changes. A thread that waits for a phase late also learns what arrivals of the next phase
+// not resumed until the word changes. A thread that finds a phase complete also learns what arrivals of the next phase
 // have released by then.
 #pragma once
 

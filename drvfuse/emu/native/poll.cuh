@@ -2,8 +2,9 @@
 // Words that threads poll. A thread that polls a word in a loop is not resumed while the word has not changed.
 //
 // A thread suspends before each strong load and atomic. It polls if it comes back to an access that it has made before,
-// which means the same address and the same instruction. For each thread, a Poll remembers the words of its accesses
-// since its last store and their values. runtime.cu says how the run goes on when all threads poll unchanged words.
+// which means the same address and the same instruction. For each thread, a Poll holds the words that the thread has
+// accessed since its last store, with their values. runtime.cu says how the run goes on when all threads poll unchanged
+// words.
 #pragma once
 
 #include "cluster.cuh"

@@ -9,15 +9,15 @@
 //
 // Terms
 //
-//     clock       What a thread knows: the set of accesses that happen before its next access (clock.cuh). A clock is a
-//                 vector clock, so "a thread knows an access" and "the access happens before it" mean the same here.
+//     clock       What a thread knows: the set of accesses that happen before its next access (clock.cuh). Thus "a
+//                 thread knows an access" means that the access happens before whatever the thread does next.
 //     to learn    To join a clock with another one.
 //     agent       Who makes accesses: a thread, or an asynchronous copy that counts as a thread of its own.
 //     line        16 aligned bytes of memory.
 //     entry       The record of one past access, or of like accesses by lanes of a warp (race_entry.cuh). Each line has
 //                 a list of entries. An access is checked against the entries of its bytes, and then recorded.
 //     location    The state of bytes that a strong write has written: the last strong write, and what is published
-//                 there. It stands in the list of its line.
+//                 there. It is in the list of its line.
 //     to publish  To leave a clock at a location, from which strong reads learn it.
 //     fence       fence.acq_rel, fence.sc or membar, of a scope.
 //

@@ -4,7 +4,7 @@
 
 #include "race_check.cuh"
 
-// Makes an Access for a block as a whole, at its end. The caller adds the address.
+// Fills in an Access that a block makes at its end. The caller adds the address.
 FN void begin_block_access(Access* access, Launch* l, Block* b) {
     access->race = l->engine->race;
     access->launch = l;
@@ -22,8 +22,8 @@ FN void begin_block_access(Access* access, Launch* l, Block* b) {
     access->event_count = l->engine->event_count;
 }
 
-// Makes an Access for a thread; the caller sets its address, size, flags, kind and site. Also settles the doubts of
-// the last store (race_report.cuh).
+// Fills in an Access for a thread. The caller adds the address, the size, the flags, the kind and the site. Also
+// settles the doubts of the last store (race_report.cuh).
 FN void begin_access(Access* access, Thread* t) {
     Launch* l = t->launch;
     Block* b = t->block;

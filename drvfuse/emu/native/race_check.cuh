@@ -45,7 +45,7 @@ FN u32 unaliased(Access* access, Entry* e, u32 lanes) {
     return lanes && !knows(access->race, access->clock, e->op, e->block | TAG_ALIASED, e->warp, lanes, e->time);
 }
 
-// Reports an entry that is ordered before the current access, if that order is not enough.
+// Reports a race with an entry that is ordered before the current access, if that order is not enough.
 FN void check_ordered(Access* access, Entry* e, u32 lanes, u64 addr) {
     if (stale(access, e, lanes)) report_race(access, e, lanes, addr, X_READ_ONLY_PATH);
     else if (unfenced(access, e, lanes)) report_race(access, e, lanes, addr, X_PROXY);

@@ -64,8 +64,8 @@ struct Observation {
     Ref next;
 };
 
-// What strong writes have published at a location for one scope. There is one for each device that published, or for
-// each cluster (SCOPE_CLUSTER) or block (SCOPE_CTA).
+// What strong writes have published at a location for one scope. There is one for each device that has published or,
+// for SCOPE_CLUSTER and SCOPE_CTA, for each cluster or block.
 struct Published {
     u32 device, scope;
     Ref clock;        // the join of the clocks that were published

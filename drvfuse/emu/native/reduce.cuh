@@ -42,7 +42,7 @@ FN float real_of(u64 bits, u32 element) {
     return of_fp8((u32)bits, element == ELEMENT_E4M3);
 }
 
-// The bits of a floating-point element with a value, which is rounded to the nearest.
+// Rounds a value to the nearest floating-point element, and returns the bits of the element.
 FN u64 bits_of_real(float x, u32 element) {
     if (element == ELEMENT_F32) return x != x ? 0x7FFFFFFFu : __float_as_uint(x);
     if (element == ELEMENT_F16) return to_half(x);

@@ -11,11 +11,11 @@
 // A frame is a Thread and the registers that the kernel keeps across suspends. Each thread of each block slot also has
 // a Poll, which lies outside of the block slot, as few threads use it.
 //
-// Spins. A thread suspends before each strong load and atomic. A thread that comes back to an access (address and
-// instruction) that it has made before is not resumed while no word that it polls has changed: it would see nothing
-// new. That is a guess about the kernel. So before the engine reports that nothing can move, a probe (probe.cuh) lets
-// every such thread poll once more. The run continues if the probe makes progress: memory changed, a thread exited, a
-// new address was polled, or a block started. Completed barriers and warp operations alone are no progress.
+// Spins. A thread suspends before each strong load and atomic. If a thread comes back to an earlier access (the same
+// address and instruction), it is not resumed while no word that it polls has changed, since it would see nothing new.
+// That is a guess about the kernel. So before the engine reports that nothing can move, a probe (probe.cuh) lets every
+// such thread poll once more. The run continues if the probe makes progress: memory changed, a thread exited, a new
+// address was polled, or a block started. Completed barriers and warp operations alone are no progress.
 //
 // Bounded calls. A call returns after a bounded amount of work, also in the middle of a pass, so that Python can handle
 // signals. The next call continues from there.

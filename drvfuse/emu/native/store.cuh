@@ -13,8 +13,8 @@
 // without .read. Seed 0 always takes the later moment. So programs with a missing wait go wrong:
 //
 //   - A source that is overwritten before the wait gives the new bytes, in every run with seed 0.
-//   - A target that is read after a flag which was stored without that wait, or after a wait with .read only, has the
-//     old bytes (a fault where nothing was written yet), in every run with seed 0.
+//   - A flag is stored without a wait, or after a wait with .read only. Whoever has read the flag then reads the old
+//     bytes of the target (a fault where nothing was written yet), in every run with seed 0.
 //   - A target that is still read when the copy is issued is overwritten during the read, with other seeds.
 //
 // A piece for which no thread waits is written when nothing else can run, or after LATEST_TURN turns of its block. A
