@@ -94,7 +94,7 @@ class Counters:
         return sum(self.lines.values(), Count())
 
     def table(self) -> str:
-        """One row per source line, at most 120 columns wide."""
+        """The counts as a table with one row per source line, at most 120 characters wide."""
         return KernelCounters("").add(self).table()
 
     def json(self) -> dict[str, Any]:

@@ -35,8 +35,8 @@ class Fault:
 
 
 def describe(launch: structs.Launch, identity: Identity, window: Window) -> Fault:
-    """The fault that the native runtime has recorded for a launch. Call this before the slots of the launch are used
-    again: it reads the frames that the launch's blocks have left in their slots.
+    """The fault that the native runtime has recorded for a launch. Call this before other blocks run in the launch's
+    block slots: the description reads the frames of the launch's threads, which are still there.
     """
     f = launch.fault
     record = Record(launch, identity, window)

@@ -19,10 +19,10 @@ class Param:
 
 @dataclass(frozen=True)
 class Site:
-    """The place in the source of an instruction that accesses memory or suspends.
+    """The place in the source of an instruction that accesses memory or at which a thread may be suspended.
 
-    `inlined` are (file, line) of the calls by which the code was inlined, innermost first. `address` is the text of
-    the memory operand in the PTX, or "". `function` is the kernel or function that contains the instruction.
+    `inlined` are (file, line) of the calls by which the code was inlined, innermost first. `address` is the text of the
+    memory operand in the PTX, or "". `function` is the kernel or function that contains the instruction.
     """
 
     opcode: str

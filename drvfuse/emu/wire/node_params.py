@@ -43,7 +43,9 @@ class _Kernel:
     """
 
     def put(self, p: Any, out: Outgoing, call: Call) -> None:
-        """Write the memory to which `p` points, and replace addresses in `p` for which the machine uses others."""
+        """Write the memory to which `p` points to `out`. Replace those addresses in `p` that are different on the
+        machine.
+        """
         layout = call.caller.layout(p.func or p.kern or 0)
         both = p.kernelParams and p.extra
         self._put_block(out, layout, None if both else p.kernelParams or 0, p.extra or 0)
@@ -169,8 +171,9 @@ _MEMBERS = {
 
 
 def _part(c: str, p: Any) -> tuple[Any, Any, tuple[str, ...]]:
-    """What a message needs for parameters: (the object that sends the memory of their pointers, the structure with the
-    pointers, its path in the parameters). The first is None for parameters without pointers.
+    """How the parameters `p` of the C type `c` are sent: (the object that writes the memory to which their pointers
+    point, the structure with the pointers, the path of this structure in the parameters). The first is None for
+    parameters without pointers.
     """
     path: tuple[str, ...] = ()
     if c == "CUgraphNodeParams":
@@ -186,12 +189,12 @@ class NodeParams(inputs.Struct):
         if value is None:
             out.data(None)
             return
-        whole, behind = self.kind.plain(value), Outgoing()
+        whole, rest = self.kind.plain(value), Outgoing()
         how, p, _ = _part(self.kind.c, whole)
         if how is not None:
-            how.put(p, behind, call)
+            how.put(p, rest, call)
         out.data(bytes(whole))
-        out.parts += behind.parts
+        out.parts += rest.parts
 
     def take(self, incoming: Incoming, run: Run) -> Any:
         content = incoming.data()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of prototypes as data."""
+"""The signatures of the driver functions, parsed from the table of their C prototypes."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class Signature:
 
     @functools.cached_property
     def given(self) -> tuple[Parameter, ...]:
-        """The arguments in Python."""
+        """The parameters that are arguments of the Python function."""
         return tuple(p for p in self.parameters if p.given)
 
     @functools.cached_property
     def returned(self) -> tuple[Parameter, ...]:
-        """The results in Python that follow the CUresult."""
+        """The parameters that are results of the Python function, after the CUresult."""
         return tuple(p for p in self.parameters if p.returned)
 
     def bind(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, ...]:

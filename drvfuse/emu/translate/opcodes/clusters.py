@@ -77,7 +77,7 @@ def store_async(op: Opcode) -> Action:
         target, value, barrier = ins.operands
         items = value.items if isinstance(value, Vec) else (value,)
         if len(items) != count:
-            raise RefusedError(f"{count} element(s) expected")
+            raise RefusedError(f"an operand of {count} element(s) is expected, not of {len(items)}")
         words = ["0", "0"]
         for i, item in enumerate(items):
             word, (half, shift) = g.word(item, n), divmod(i * n, 64)

@@ -42,7 +42,9 @@ def flush(g: Emitter, x: str) -> str:
 
 
 def flush64(g: Emitter, x: str) -> str:
-    """An operand or result of an approximate fp64 function: a subnormal is flushed, and the low word is zero."""
+    """Flush `x`, an operand or result of an approximate fp64 function: a subnormal becomes 0, and the low 32 bits
+    become 0.
+    """
     bits = g.call(g.helpers.flush("f64"), "i64", f"i64 {bits_of(g, x, 'f64')}")
     bits = g.op(f"and i64 {bits}, {-1 << 32}")
     return g.op(f"bitcast i64 {bits} to double")
