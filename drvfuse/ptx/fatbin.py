@@ -70,7 +70,7 @@ def entries(image: bytes) -> list[Entry]:
 
 
 def _lz4(block: bytes, size: int) -> bytes:
-    """The content of one LZ4 block."""
+    """The decompressed content of one LZ4 block."""
     out, at = bytearray(), 0
     try:
         while at < len(block):

@@ -48,7 +48,7 @@ NO_DESTINATION = frozenset(
 class PtxError(DrvfuseError):
     """PTX cannot be translated. `line` is the line of the PTX text, from 1, `text` the instruction, `reason` the cause.
 
-    `source` is the (file, line) of the source of that line by its line information, or None.
+    `source` is (file, line) in the source, if the PTX has line information for that line, else None.
     """
 
     def __init__(self, line: int, text: str, reason: str):

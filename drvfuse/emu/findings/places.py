@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places in programs: operations, blocks, threads and source lines, from the native runtime's numbers and as text."""
+"""Converts numbers of the native runtime to places in programs (operations, blocks, threads, source lines), and places
+to text.
+"""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ class Ordered:
 
 class Detector:
     """The race detector of one machine. `profile` is "hardware" or "strict" (`native/race.cuh`). The caller of its
-    methods holds the machine's lock. References are those of native clocks; a method that returns one passes it to the
-    caller.
+    methods holds the machine's lock. References point to native clocks; the caller of a method that returns a
+    reference owns it.
     """
 
     def __init__(self, window: Window, profile: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from ..findings.reports import NO_FINDINGS, Report
 
 SHOWN = 20
-"""The most reports that are printed. The others are only counted."""
+"""The maximum number of reports that are printed. Further reports are only counted."""
 
 
 def finish(machine: Any) -> None:

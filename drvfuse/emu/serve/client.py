@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _END_CONTEXTS = {"cuCtxDestroy", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset"}
 _HOST_FUNCTIONS = {
     *("cuLaunchHostFunc", "cuStreamAddCallback", "cuUserObjectCreate"),
-    *("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"),  # a graph may use host memory of this process later
+    *("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"),  # a graph may use host memory later
 }
 _NO_MACHINE = {"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"}
 
@@ -237,7 +237,7 @@ class AttachedMachine:
             while True:
                 got, incoming = receive(connection)
                 if got != Tag.CALLBACK:
-                    self._local.line = line  # only after success, or the next call could get this answer
+                    self._local.line = line  # kept only after success, else the next call could get this answer
                     return got, incoming
                 function, argument = incoming.word(), incoming.word()
                 answer = Outgoing()

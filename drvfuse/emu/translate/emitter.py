@@ -102,7 +102,7 @@ class Emitter(Operands):
         return int(status)
 
     def exchange(self) -> int:
-        """The offset in the frame of the exchange area, which holds a lane's registers of a matrix instruction."""
+        """The offset of the exchange area in the frame. This area holds a lane's registers for a matrix instruction."""
         if self._exchange is None:
             self._exchange = self.frame_bytes
             self.frame_bytes += 4 * abi.EXCHANGE_WORDS
@@ -115,7 +115,9 @@ class Emitter(Operands):
         return f"ptrtoint (ptr @{name} to i64)"
 
     def copying(self, name: str, *args: str) -> None:
-        """Emit the call of a runtime function for asynchronous copies, and a return of FAULT if it refuses."""
+        """Emit the call of a runtime function for asynchronous copies, and a return of FAULT if that function
+        refuses.
+        """
         self.copies = True
         refused = self.runtime(name, "%t", *args)
         if refused is not None:
@@ -241,7 +243,9 @@ class Emitter(Operands):
             raise jump.error(str(e)) from None
 
     def _count_round(self, block: Block, label: str, head: Block) -> None:
-        """Emit the edge from `label` to `head`, which closes a loop without accesses, and count the loop's rounds."""
+        """Emit the edge from `label` to `head`, which closes a loop without accesses, and count the loop's
+        iterations.
+        """
         some = (block.end, *block.instructions[-1:], head.end, *head.instructions, *(self.fn.body or ()))
         ins = next(x for x in some if isinstance(x, Instruction))
         index, ask, more = head.index, self.label(), self.label()

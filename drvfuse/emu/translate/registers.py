@@ -279,14 +279,14 @@ class Registers:
         return self.op(f"getelementptr i8, ptr %t, i64 {offset}")
 
     def place(self, together: Iterable[int]) -> None:
-        """Give registers places in the frame. Each element of `together` is a set of registers, as bits, that hold
-        values at the same time and so need different places.
+        """Give registers places in the frame. Each element of `together` is a set of registers, as a mask (bit i:
+        register i). Registers of a set hold values at the same time, and so need different places.
         """
-        sets: dict[int, int] = {}  # register -> numbers of the sets that contain the register, as bits
+        sets: dict[int, int] = {}  # register -> mask of the sets that contain the register
         for number, registers in enumerate(together):
             for index in bits(registers):
                 sets[index] = sets.get(index, 0) | 1 << number
-        places: list[tuple[int, int]] = []  # (offset of a place, numbers of the sets that have a register there)
+        places: list[tuple[int, int]] = []  # (offset of a place, mask of the sets that have a register there)
         # The widest registers come first, so that a later register fits into the place of any earlier one.
         for index in sorted(sets, key=lambda i: (-width(self.fn.registers[i].type), i)):
             free = (k for k, (_, taken) in enumerate(places) if not taken & sets[index])

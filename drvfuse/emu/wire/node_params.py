@@ -59,7 +59,7 @@ class _Kernel:
             run.keep.append(keep)
 
     def put_result(self, p: Any, out: Outgoing, run: Run) -> None:
-        """`put`, for parameters that a call returns."""
+        """Do for parameters that a call returns what `put` does for those that a call reads."""
         self._put_block(out, run.machine.layout(p.func or 0), p.kernelParams, 0)
 
     def take_result(self, value: Any, incoming: Incoming, call: Call) -> None:
@@ -183,7 +183,7 @@ def _part(c: str, p: Any) -> tuple[Any, Any, tuple[str, ...]]:
 
 
 class NodeParams(inputs.Struct):
-    """Parameters that a call reads."""
+    """Parameters of a graph node that a call reads."""
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         if value is None:
@@ -208,7 +208,7 @@ class NodeParams(inputs.Struct):
 
 
 class FilledParams(NodeParams):
-    """Parameters that a call reads, and some fields of which it writes."""
+    """Parameters of a graph node or of an instantiation that a call reads, and in which it writes some fields."""
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         super().put(out, value, call)
@@ -234,7 +234,7 @@ class FilledParams(NodeParams):
 
 
 class NodeResult(outputs.Struct):
-    """Parameters that a call returns."""
+    """Parameters of a graph node that a call returns."""
 
     def put(self, out: Outgoing, value: Any, run: Run) -> None:
         whole = self.kind.plain(value)

@@ -21,9 +21,9 @@ _MASK = (1 << 64) - 1
 
 
 class Side(NamedTuple):
-    """The source or the destination of a copy of layers of rows: the given address and its place in the structure (a
-    path of fields), whether it may be host memory, the offset of the first byte, and the distances between rows and
-    layers.
+    """The source or the destination of a copy, whose bytes lie in rows and layers: the given address and its place in
+    the structure (a path of fields), whether it may be host memory, the offset of the first byte, and the distances
+    between rows and layers.
     """
 
     base: int

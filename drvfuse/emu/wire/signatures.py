@@ -37,8 +37,8 @@ class Parameter:
 
     @property
     def lent(self) -> bool:
-        """Whether the parameter is memory of the caller, to which the call may write, and an argument of the Python
-        function.
+        """Whether the parameter is an argument of the Python function, and names memory of the caller to which the call
+        may write.
         """
         return (
             self.mode == "out" and not self.role and (self.memory or (self.type == "void" and self.extent is not None))

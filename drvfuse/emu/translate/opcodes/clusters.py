@@ -20,8 +20,8 @@ _OFFSET = (1 << abi.CLUSTER_SHIFT) - 1
 
 
 def _shared(op: Opcode) -> tuple[bool, int, Callable[[Emitter, Any], str]]:
-    """Consume the state space and the type of an address. Returns whether the address is generic, its width in bits,
-    and a function that emits its offset in the cluster's shared memory as an i64.
+    """Consume the state space and the type of an address. Returns (whether the address is generic, its width in bits, a
+    function that emits the offset of the address in the cluster's shared memory as an i64).
     """
     generic = not op.flag("shared::cluster")
     n = width(op.pick("u32", "u64"))

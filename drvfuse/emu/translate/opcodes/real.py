@@ -89,7 +89,9 @@ def extremum(g: Emitter, verb: str, x: str, y: str, kind: str, nan: bool) -> str
 
 
 def odd(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
-    """An fp32 operation in double, rounded to odd. Rounded again to fp32 or less, by any mode, it is correct."""
+    """An fp32 operation in double, rounded to odd. Rounding this result again to fp32 or less, by any mode, gives the
+    correctly rounded result.
+    """
     d = [to_double(g, x) for x in v]
     add = g.helpers.add_odd(mode == "rm")
     if verb in ("add", "sub", "fma", "mad"):
