@@ -58,7 +58,8 @@ def same(archive: Path, expected: set[str], found: set[str]) -> None:
 
 
 def described(archive: Path, metadata: IO[bytes] | None) -> None:
-    """Exit with the links of the long description that are paths, if there are any, or if it is missing."""
+    """Exit with an error if the long description is missing, or if it has links that are paths; the error names
+    them."""
     text = metadata.read().decode() if metadata is not None else ""
     if "\n# drvfuse\n" not in text:
         raise SystemExit(f"{archive.name}: without the README as its long description")

@@ -136,7 +136,8 @@ class Bench:
         act: str = "bfloat16",
         weight: str = "bfloat16",
     ) -> list[Callable[[], object]]:
-        """A call of the op with each of the weights. An FP8 weight has scales of rows, an FP8 act of groups."""
+        """A call of the op with each of the weights. An FP8 weight has a scale for each row. An FP8 act has a scale for
+        each group of 128 columns."""
         device, random = self._device, self._random
         x = device.array(random.standard_normal((rows, k)).astype(dtypes.get(act).numpy))
         gamma = device.array(random.standard_normal(n_normed).astype(dtypes.get("bfloat16").numpy))
@@ -168,9 +169,9 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the times, divided by that of the reading kernel, over the bytes of the weight.
+    """Draw the times, each divided by the time of a kernel that only reads the weight, over the bytes of the weight.
 
-    There is a line for each K; the lines of Inductor are dotted.
+    There is a line for each K. The lines of "compiled", which is torch.compile, are dotted.
     """
     figure = figure_class()(figsize=(15, 5), layout="tight")
     axes = figure.subplots(1, 3, sharey=True)

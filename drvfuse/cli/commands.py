@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parser of the whole command line. It imports no command, so that a command that is used imports only itself."""
+"""The parser of the whole command line. It does not import the modules of the commands, so that running a command
+imports only the module of that command."""
 
 from __future__ import annotations
 

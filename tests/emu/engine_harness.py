@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs CUDA C++ directly on the engine, without a machine."""
+"""Runs CUDA C++ directly on the native engine, without a `Machine`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def line_of(source: str, mark: str) -> int:
 
 
 class Rig:
-    """A memory window, an engine, and arrays in the window."""
+    """A memory window, a native engine, and arrays in the window."""
 
     def __init__(self, seed: int = 0, **options: int) -> None:
         self.window = Window(1)

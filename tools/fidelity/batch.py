@@ -42,7 +42,7 @@ def width(kind: str) -> int:
 
 @dataclass(frozen=True)
 class Batch:
-    """The forms of one module, in kernels of up to KERNEL_FORMS; all forms have the operand kinds `sources`."""
+    """The forms of one PTX module, at most KERNEL_FORMS in a kernel. All have the operand kinds `sources`."""
 
     name: str
     sources: tuple[str, ...]
@@ -91,7 +91,8 @@ def _kernel(name: str, sources: tuple[str, ...], forms: tuple[Form, ...]) -> str
 
 @functools.cache
 def batches(families: tuple[str, ...] = FAMILIES) -> tuple[Batch, ...]:
-    """All forms in batches of the same operand kinds, in the order in which these kinds first appear."""
+    """All forms of these families, with a batch for each combination of operand kinds. The batches are in the order in
+    which these combinations first appear."""
     groups: dict[tuple[str, ...], list[Form]] = {}
     for form in table(families):
         groups.setdefault(form.sources, []).append(form)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores the results of a GPU in one small file, and finds results that differ from them.
 
-An answer is the results of one form: a column of words. The file has a digest of each answer. It also has the words of
-an answer for which a bound must be checked, or whose words compress well. For any other answer it has sums: with the
-words laid out in lines of 32, a hash of each line, a hash of each column, and the exclusive or of each column. A word
-that differs lies where a line and a column differ; if a single line differs, the exclusive or gives the GPU's word.
+An answer is the results of one instruction form: a column of words. The file has a digest of each answer. It also has
+the words of an answer for which a bound must be checked, or whose words compress well. For any other answer it has
+sums: with the words laid out in lines of 32, a hash of each line, a hash of each column, and the exclusive or of each
+column. A word that differs lies where a line and a column differ; if a single line differs, the exclusive or gives the
+GPU's word.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums of words in lines of COLUMNS: hashes of the lines and of the columns, and the exclusive or of each
-    column.
+    """The checksums of an answer, with its words laid out in lines of COLUMNS words: a hash of each line, a hash of
+    each column, and the exclusive or of each column (`parity`).
     """
 
     lines: np.ndarray
@@ -66,7 +67,8 @@ class Sums:
 
 @dataclass(frozen=True)
 class Stored:
-    """What the file holds of one answer: `words` or `sums`."""
+    """A GPU's answer as the file has it: the digests of `Answer.source` and of the words, and the words or their
+    sums."""
 
     source: bytes
     digest: bytes

@@ -18,7 +18,7 @@ def kind(integer: str) -> str:
 
 
 def held(integer: str) -> str:
-    """The result kind of an integer type. A result of 8 bits is in a register of 32 bits."""
+    """The kind of register that holds a result of an integer type. A result of 8 bits is in a register of 32 bits."""
     return "i32" if integer[1:] == "8" else f"i{integer[1:]}"
 
 

@@ -303,7 +303,7 @@ def _reciprocal(f: Format, x: Words, stream: Stream) -> Words:
 
 
 def _negated_product(f: Format, x: Words, y: Words) -> Words:
-    """About -x*y: the truncated product of the significands with its exponent, in integers."""
+    """Numbers close to -x*y, computed with integers: the truncated product of the significands, and its exponent."""
     m = np.uint64(f.mantissa)
     fraction = np.uint64((1 << f.mantissa) - 1)
     drop = np.uint64(max(0, f.mantissa - 24))  # a product of two significands of 25 bits fits in a word
@@ -328,13 +328,14 @@ _CROSSED = {2: 28, 3: 9, 4: 5}
 
 @functools.cache
 def rows(sources: tuple[str, ...], extra: int = 0) -> tuple[Words, ...]:
-    """The operands of all forms with these source kinds: a column each, `extra` further random rows at the end."""
+    """The operands that all forms with these source kinds share: a column for each kind. The last `extra` rows are
+    random."""
     count, arity = ROWS[len(sources)], len(sources)
     stream = Stream("rows " + " ".join(sources))
     if not sources:
         return ()
     parts: list[list[Words]] = []
-    if arity == 1 and not sources[0].startswith("uniform"):  # warps of uniform lanes must stay together
+    if arity == 1 and not sources[0].startswith("uniform"):  # whole warps of a uniform kind have one value
         parts.append([_edges(sources[0])[: count // 2]])
     elif arity > 1:
         pools = [_corners(kind, _CROSSED[arity]) for kind in sources]

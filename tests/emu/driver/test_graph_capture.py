@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures into existing graphs, and of copies of pageable memory, graph launches and external events."""
+"""Capture into an existing graph, and capture of copies of pageable memory, graph launches and external events."""
 
 from __future__ import annotations
 

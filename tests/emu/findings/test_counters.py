@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts by kernel and source line, as a table and as plain data."""
+"""Counts of accesses, bytes and barriers by kernel and source line, as a table and as plain data."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def test_waited_for_copies_are_complete_under_every_seed(rng: np.random.Generato
 
 
 def test_the_source_may_be_read_as_late_as_at_the_wait(rng: np.random.Generator) -> None:
-    """Under some seed the source is already read when the copy is issued."""
+    """With some seeds the source is read when the copy is issued, and with others after the store that follows."""
     source = data(rng, 16)
     program = 'CP("ca.shared", s, in, 4) *(u32*)in = 0x01010101; COMMIT WAIT(0)'
     seen = set()

@@ -320,7 +320,7 @@ KERNEL k(int** table, u64 at) {
 
 
 def lent(rig: Rig, kind: abi.Kind) -> int:
-    """The lowest address of the memory of this kind that the engine lends to blocks and threads."""
+    """The lowest address of the memory of this kind that the native engine keeps for blocks and threads."""
     return min(a.address for a in rig.window.index._live.values() if a.kind is kind)
 
 

@@ -11,7 +11,8 @@ from drvfuse.emu.machine.wall_time import WallTime
 
 
 class Wall:
-    """A wall clock in seconds, and the times that were passed on from it."""
+    """A fake wall clock, in seconds, and the arguments of all calls of `pass_time`, by which `WallTime` advances
+    virtual time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cost: float) -> None:
         self.now, self._cost = 100.0, cost

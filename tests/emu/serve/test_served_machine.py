@@ -50,7 +50,7 @@ def launch(cuda: Any, name: str, *values: int) -> None:
 
 
 def words(address: int, count: int) -> np.ndarray:
-    """Host memory of this process."""
+    """Return a view of `count` 32-bit words of this process's memory."""
     return np.ctypeslib.as_array((ctypes.c_uint32 * count).from_address(address))
 
 
@@ -106,8 +106,9 @@ def test_a_client_receives_the_findings_of_the_machine(pool):
     assert [report.kind for report in pool.machine.reports] == ["out_of_bounds"]
 
 
-def race_for_a_word(rank: int, size: int) -> int:
-    """The order of the processes varies from run to run, except in a replay."""
+def launch_after_a_pause(rank: int, size: int) -> int:
+    """Make some launches after a random pause. Returns the machine's clock at the end. The order in which the ranks
+    launch varies from run to run, except in a replay."""
     cuda, peer = attached(), meet(rank)
     word = ok(cuda.cuMemAlloc(4))
     ok(cuda.cuMemsetD32(word, 0, 1))
@@ -124,7 +125,7 @@ def test_a_recorded_run_can_be_repeated(pool, tmp_path):
     record = str(tmp_path / "record")
     runs = []
     for options in ({"record": record}, {"replay": record}, {"replay": record}):
-        clocks = pool.run(2, race_for_a_word, machine={"seed": 5, "race": True, **options})
+        clocks = pool.run(2, launch_after_a_pause, machine={"seed": 5, "race": True, **options})
         runs.append((clocks, [(r.kernel, r.device) for r in pool.machine.launches], len(pool.machine.reports)))
     assert runs[0] == runs[1] == runs[2]
     assert len(runs[0][1]) == 10 and runs[0][2] == 0

@@ -23,7 +23,7 @@ FP8 = ("e4m3", "e5m2")
 
 
 def taken(verb: str, how: str, precision: str, vector: str, type_: str, arch: str) -> bool:
-    """What ptxas says about a form; empty if it accepts the form."""
+    """Whether ptxas accepts a form of a multimem instruction."""
     base, pack = (type_[:-2], type_[-2:]) if type_[-2:] in ("x2", "x4") else (type_, "")
     least = "add", "min", "max"
     if type_[0] in "bus" and base != "bf16":
