@@ -62,9 +62,9 @@ def described(archive: Path, metadata: IO[bytes] | None) -> None:
     them."""
     text = metadata.read().decode() if metadata is not None else ""
     if "\n# drvfuse\n" not in text:
-        raise SystemExit(f"{archive.name}: without the README as its long description")
+        raise SystemExit(f"{archive.name}: its metadata has no long description, or one that is not the README")
     if paths := long_description.relative_links(text):
-        raise SystemExit(f"{archive.name}: its long description links to {paths}, which an index does not have")
+        raise SystemExit(f"{archive.name}: its long description links to the paths {paths}; it may have web links only")
 
 
 def demo(wheel: Path, environment: Path) -> None:

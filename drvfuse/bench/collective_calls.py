@@ -87,8 +87,8 @@ class CollectiveCalls:
 
     def check(self, algo: str) -> None:
         """Make a call on the first set of inputs. Raises DrvfuseError unless its results on every local rank equal
-        those of `drvfuse.reference` bit for bit. Sums in an unspecified order (by multimem or an engine) are not
-        compared."""
+        those of `drvfuse.reference` bit for bit. Sums in an unspecified order (by multimem or an exchange engine) are
+        not compared."""
         (call,) = self.prepared(algo, sets=1)
         for result in self.results:
             result.clear()

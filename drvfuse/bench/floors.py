@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lower bounds of the time of any collective: the time of a launch, and that of the bytes that cross the links."""
+"""Floors, which no collective can beat: the time of a launch, and the time in which bytes cross the links."""
 
 from __future__ import annotations
 

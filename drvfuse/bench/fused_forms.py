@@ -32,10 +32,14 @@ TEXT_COLUMNS = 5
 
 
 def received_bytes(op: str, algo: str, ranks: int, rows: int, columns: int, form: Form) -> float:
-    """The number of bytes that each rank receives. By push_one_shot it is the 16-bit inputs of all other ranks. By
-    push_two_shot it is the inputs for its own rows, and the results of all other rows: the residual output if there is
-    one, otherwise codes, scales and normed rows. If the workspace is small, one_stage runs in place of push_one_shot
-    and reads as many bytes. For all_gather it is codes and scales.
+    """The number of bytes that each rank receives in a call. By algorithm or op, these bytes are:
+
+    - push_one_shot: the 16-bit inputs of all other ranks. If the workspace is small, one_stage runs in its place, and
+      reads as many bytes.
+    - push_two_shot: the other ranks' inputs for the rank's own rows, and the results of all other rows. The results are
+      the residual output if there is one, otherwise codes, scales and normed rows.
+    - reduce_scatter_rmsnorm_fp8: the other ranks' inputs for the rank's own rows.
+    - all_gather: the codes and scales of all other rows.
     """
     source, of_norm = dtypes.get("bfloat16"), form.head_columns or columns
     row_bytes = columns * source.itemsize

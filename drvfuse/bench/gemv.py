@@ -72,7 +72,7 @@ class Bench:
 
     def _weight_bytes(self, nbytes: int) -> Array:
         bits = self._random.integers(0, 1 << 16, nbytes // 2, np.uint16)
-        return self._device.array(bits & np.uint16(0xBFF7))  # all values are finite, also as FP8
+        return self._device.array(bits & np.uint16(0xBFF7))  # makes all values finite, also as FP8
 
     def measure(self, n: int, k: int, n_normed: int, rows: int = 1) -> dict[str, Any]:
         """All times of one shape with `rows` rows of act, in microseconds per call. Torch's times are for one row."""

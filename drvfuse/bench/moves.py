@@ -41,7 +41,7 @@ def wire_bytes(op: str, ranks: int, nbytes: int) -> int:
 
 
 def sets_of(nbytes: int, most: int) -> int:
-    """The number of sets of inputs of this size that a run uses, at most `most`."""
+    """The number of sets of inputs that a run uses if an input has `nbytes`; at most `most`."""
     return max(2, min(most, _ROTATED_BYTES // nbytes))
 
 

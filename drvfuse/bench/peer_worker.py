@@ -43,7 +43,7 @@ def main(rank: int, plan: dict[str, Any]) -> int:
 
 
 def first_line(error: Exception) -> str:
-    """The type and the first line of an error, with the next line too if the first one only names the compiler."""
+    """The type of an error and the first line of its text, or the first two lines if the first ends with a colon."""
     lines = str(error).strip().splitlines() or ["without a message"]
     return f"{type(error).__name__}: {' '.join(lines[: 1 + lines[0].endswith(':')])}"
 
@@ -66,7 +66,7 @@ def _measure(rank: int, plan: dict[str, Any], write: Callable[..., None]) -> Non
         _measure_sums(rank, plan, write)
     torch.cuda.synchronize()
     store.set(f"done {rank}", "")
-    store.wait([f"done {other}" for other in range(ranks)], wait)  # no rank frees memory that a peer may still use
+    store.wait([f"done {other}" for other in range(ranks)], wait)  # waits for all, as another rank may still use this rank's memory
 
 
 def _measure_sums(rank: int, plan: dict[str, Any], write: Callable[..., None]) -> None:
@@ -228,4 +228,4 @@ if __name__ == "__main__":
     status = main(int(sys.argv[1]), json.loads(sys.argv[2]))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # the destructor of a communicator would wait for a rank that has failed
+    os._exit(status)  # runs no destructors: that of a communicator would wait for a rank that has failed

@@ -71,8 +71,8 @@ def measure(
 
 
 def _figures(records: Sequence[dict[str, Any] | None], reason: str) -> Figures:
-    """The figures of one peer and shape, from the ranks' records under one key. The time of a replay is that of the
-    slowest rank."""
+    """The figures of one peer and shape, from the ranks' records under one key. The time of a replay is the slowest
+    rank's."""
     for record in records:
         if record is not None and "failed" in record:
             return {"failed": record["failed"]}

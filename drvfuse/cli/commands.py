@@ -108,7 +108,7 @@ def _add_trace(commands: Any) -> None:
     )
     trace.add_argument(
         "op",
-        type=lambda name: name.replace("-", "_"),  # with hyphens, as `drvfuse bench` spells ops
+        type=lambda name: name.replace("-", "_"),  # takes hyphens too, as `drvfuse bench` does
         choices=_TRACED,
         metavar="OP",
         help=f"one of {', '.join(_TRACED)}, also with hyphens; the last two run on one device (gemv is "

@@ -138,7 +138,8 @@ def show(found: list[verdict.Verdict]) -> int:
 
 
 def both(extra: int) -> int:
-    """Run both drivers on the fixture's operands and `extra` random ones, and print the forms that differ."""
+    """Run all forms on both drivers, with the fixture's operands and `extra` random ones, and print the forms whose
+    results differ. Returns 1 if there are any."""
     devices = [df.device(0, driver=name) for name in ("emu", "cuda")]
     wrong = 0
     for batch in batches():

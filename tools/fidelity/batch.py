@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PTX modules of forms with the same operand kinds. A kernel loads the operands once and stores each form's result.
+"""PTX modules of instruction forms with the same operand kinds. A kernel loads the operands once and stores the result
+of each form.
 
-A kernel's parameters are the operand columns (each as long as `rows`), PAIR, the results (one block of `rows` after
-the other), 16 bytes of scratch memory per row, and the number of rows. A thread has one row; blocks have BLOCK threads.
+A kernel's parameters are the operand columns (`rows` values each), PAIR, the results (`rows` values for each form), 16
+bytes of scratch memory per row, and the number of rows. A thread has one row; blocks have BLOCK threads.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ HEAD = ".version 8.8\n.target sm_90a\n.address_size 64\n"
 BLOCK = 64
 ROOM = 48  # bytes of shared memory per thread, at %room
 PAIR = 0x40490FDBC0B504F3  # a parameter of every kernel: the bits of two fp32 numbers
-KERNEL_FORMS = 40  # the most forms of a kernel, as compilers take long for large kernels
+KERNEL_FORMS = 40  # the most forms in a kernel; limited because compilers take long for large kernels
 
 TEMPORARIES = (
     ".reg .pred p, q; .reg .b16 h, i, j, k; .reg .b32 t, u, v; .reg .b64 l, m, n; .reg .f32 f, g; .reg .f64 d, e;"

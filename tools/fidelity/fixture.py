@@ -21,14 +21,15 @@ import numpy as np
 
 from .rules import RULES, is_nan64
 
-VERSION = 1  # version of this format and of the generator
+VERSION = 1  # the version of the file format and of the operands
 COLUMNS = 32
 _STEP = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The words that a driver gave. `source` is a digest of the form and its operands; `rule` is a name of RULES."""
+    """The words of a form's results on one driver. `source` is a digest of the form and its operands; `rule` is a name
+    of RULES."""
 
     source: bytes
     words: np.ndarray
@@ -78,8 +79,8 @@ class Stored:
 
 @dataclass(frozen=True)
 class Difference:
-    """The indices of the words that differ; unless `sure`, some of these words may be equal. `gpu` has the GPU's words
-    at these indices, or is None if they do not follow from the file.
+    """The indices of the words that differ; if `sure` is false, some of these words may be equal. `gpu` has the GPU's
+    words at these indices, or is None if they cannot be computed from the file.
     """
 
     rows: tuple[int, ...]
@@ -99,7 +100,7 @@ def _digest(words: np.ndarray) -> bytes:
 
 
 def save(path: Path, answers: dict[str, Answer], about: dict[str, Any]) -> None:
-    """Write the file. `about` names the GPU, the driver and the versions of what made the answers."""
+    """Write the file. `about` names the GPU, the driver and the assembler that gave the answers."""
     index: dict[str, Any] = {}
     blobs: list[bytes] = []
     at = 0
@@ -124,7 +125,7 @@ def load(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
         about = json.loads(file["about"].tobytes())
         digests, data = file["digests"].tobytes(), file["data"].tobytes()
     if about["version"] != VERSION:
-        raise ValueError(f"{path} has version {about['version']}, and the generator {VERSION}: record the file again")
+        raise ValueError(f"{path} has version {about['version']}, not {VERSION}: record the file again")
     found = {}
     for number, (name, (count, size, whole, at)) in enumerate(about.pop("answers").items()):
         source, digest = (digests[16 * number + k : 16 * number + k + 8] for k in (0, 8))

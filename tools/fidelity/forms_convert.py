@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of cvt between every pair of types, with every rounding, .sat and .ftz, and forms of cvt.pack."""
+"""Instruction forms of cvt between every pair of types, with every rounding, .sat and .ftz, and forms of cvt.pack."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operands of matrix products: one tile after another is made by each of MODES in turn.
+"""Operands of matrix products, in tiles: the first tile is made by the first of MODES, the second by the second, and so
+on, cyclically.
 
 A tile is A [m, k], B [k, n] and C [m, n] of one product, as bits. As in `operands`, they are computed with integers.
-A mode makes tiles for one difficulty, such as cancellation or underflow.
+A mode makes tiles for one difficulty, such as cancellation or underflow; its docstring describes the tile.
 """
 
 from __future__ import annotations

@@ -290,7 +290,7 @@ def _related(f: Format, arity: int, count: int, stream: Stream) -> list[Words]:
 
 
 def _reciprocal(f: Format, x: Words, stream: Stream) -> Words:
-    """y such that x * y is about the least normal number, from above and from below."""
+    """Values y for which x * y is equal to the least normal number, or slightly above or below it."""
     unit = 1 << f.mantissa
     nudge = stream.below(len(x), 5).astype(int) - 2
     out = []
@@ -335,7 +335,7 @@ def rows(sources: tuple[str, ...], extra: int = 0) -> tuple[Words, ...]:
     if not sources:
         return ()
     parts: list[list[Words]] = []
-    if arity == 1 and not sources[0].startswith("uniform"):  # whole warps of a uniform kind have one value
+    if arity == 1 and not sources[0].startswith("uniform"):  # edges would break up warps with one value
         parts.append([_edges(sources[0])[: count // 2]])
     elif arity > 1:
         pools = [_corners(kind, _CROSSED[arity]) for kind in sources]

@@ -68,7 +68,8 @@ def test_odd_seeds_start_dependents_early_and_even_ones_late() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_work_after_a_dependent_launch_waits_for_the_primary_too(seed: int) -> None:
-    """The dependent launch itself does not wait for its primary, and ends long before the primary."""
+    """The dependent launch has no griddepcontrol.wait, and ends long before its primary. The launch after it must wait
+    for both."""
     with Machine(devices=1, seed=seed) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))

@@ -62,7 +62,7 @@ def test_a_graph_that_is_launched_in_a_capture_becomes_a_child_graph(cuda: Any) 
     captured = ok(cuda.cuStreamEndCapture(g.stream))
     kinds = [ok(cuda.cuGraphNodeGetType(T.CUgraphNode(n))) for n in g.nodes(captured)]
     assert kinds == [N.CU_GRAPH_NODE_TYPE_KERNEL, N.CU_GRAPH_NODE_TYPE_GRAPH, N.CU_GRAPH_NODE_TYPE_KERNEL]
-    ok(cuda.cuGraphExecKernelNodeSetParams(executable, node, g.kernel(g.add, 50)))  # does not change the capture
+    ok(cuda.cuGraphExecKernelNodeSetParams(executable, node, g.kernel(g.add, 50)))  # must not change `captured`
     g.run(g.instantiate(captured))
     assert g.read() == (1 + 10 + 1) * 3 + 100
 

@@ -36,7 +36,8 @@ def launch(cuda: Any, f: Any, blocks: int, threads: int, values: tuple[Any, ...]
 
 @pytest.fixture
 def counted(machine: Machine, cuda: Any) -> Machine:
-    """A machine that has run `gather` twice, in three blocks on 150 elements, one operand on device 1; then `bump`."""
+    """A machine that has run `gather` twice and `bump` once. `gather` runs in three blocks on 150 elements, and reads
+    one of its two inputs from device 1."""
     n = 150
     peer = primary(cuda, 1)
     far = ok(cuda.cuMemAlloc(4 * n))

@@ -31,7 +31,8 @@ def data(rng: np.random.Generator, nbytes: int) -> np.ndarray:
 
 
 def copied(rig: Rig, copy: str, source: np.ndarray, nbytes: int = 64, **options: Any) -> np.ndarray:
-    """The shared memory of one thread, first 0xEE everywhere, after a copy and the wait for it."""
+    """Run copies of one thread and the waits for them. Returns the thread's shared memory, which was 0xEE everywhere
+    before."""
     body = f"""{TOP}
 KERNEL k(const unsigned char* in, unsigned char* out, u32 n, u32 p) {{
     __shared__ alignas(16) unsigned char s[{nbytes}];

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual time on the engine: clocks, sleeps, spins that a clock bounds, and time slices."""
+"""Virtual time on the native engine: clocks, sleeps, polling loops with a time-out, and time slices."""
 
 from __future__ import annotations
 

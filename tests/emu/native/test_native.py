@@ -37,7 +37,7 @@ def entries(where: Path) -> list[Path]:
 
 @pytest.fixture(autouse=True)
 def load_runtime() -> None:
-    """Load the runtime first: the first load of a process would add it to the test's cache, as one more entry."""
+    """Load the runtime before the test, because the first load in a process would add an entry to the test's cache."""
     loader.runtime()
 
 

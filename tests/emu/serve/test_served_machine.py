@@ -277,8 +277,8 @@ def test_host_functions_run_in_their_process_and_may_not_call_the_driver(pool):
 
 
 def run_a_graph(rank: int, size: int) -> Any:
-    """Run a graph made of nodes and a captured graph. Both copy pageable memory to the device and back; the first also
-    has a host function and memory nodes.
+    """Run two graphs: one made node by node, and one captured. Both copy pageable memory to the device and back; the
+    first also has a host function and memory nodes.
     """
     g = Graphs(attached())
     cuda, rng = g.cuda, np.random.default_rng(rank)
@@ -313,7 +313,7 @@ def run_a_graph(rank: int, size: int) -> Any:
     there = ctypes.addressof(ctypes.c_char.from_buffer(gone))
     graph = ok(cuda.cuGraphCreate(0))
     ok(cuda.cuGraphAddMemcpyNode(graph, None, 0, copy(there, HOST, g.words, DEVICE, BYTES), g.context))
-    gc.collect()  # the object that had this address before is gone
+    gc.collect()  # the mapping can be closed only if no ctypes object refers to it
     gone.close()
     ok(cuda.cuGraphLaunch(g.instantiate(graph), g.stream))
     return same, seen == [os.getpid()] * 2, int(code(cuda.cuStreamSynchronize(g.stream)))
@@ -344,7 +344,7 @@ def test_callbacks_of_a_call_run_in_its_process(pool):
 
 
 def call_the_machine_meanwhile(rank: int, size: int) -> Any:
-    """While rank 0 is in a callback, it and rank 1 call the driver."""
+    """Call the driver from a callback of rank 0, and from rank 1 during that callback."""
     cuda, peer = attached(), meet(rank)
     if rank == 1:
         peer.recv(1)

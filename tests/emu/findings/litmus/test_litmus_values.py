@@ -16,8 +16,7 @@ from litmus import Suite, fill, grid
 
 suite = Suite()
 
-# One value stored by all threads
-# -----------------------------------------------------------------------------------------------------
+# One value stored by all threads --------------------------------------------------------------------------------------
 
 ALL = """
 u32 t = threadIdx.x, v = blockIdx.x + 1;
