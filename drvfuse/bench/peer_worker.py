@@ -66,7 +66,7 @@ def _measure(rank: int, plan: dict[str, Any], write: Callable[..., None]) -> Non
         _measure_sums(rank, plan, write)
     torch.cuda.synchronize()
     store.set(f"done {rank}", "")
-    store.wait([f"done {other}" for other in range(ranks)], wait)  # waits for all, as another rank may still use this rank's memory
+    store.wait([f"done {other}" for other in range(ranks)], wait)  # others may still use this rank's memory
 
 
 def _measure_sums(rank: int, plan: dict[str, Any], write: Callable[..., None]) -> None:
