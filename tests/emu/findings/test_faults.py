@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sentence by which each kind of fault is described, from its native record."""
+"""The message for each kind of fault, made from the record that native code writes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPCODES = (
 GLOBAL, SHARED, LOCAL, COPY, STORE, LOAD, MATRIX = range(7)
 SITES = tuple(Site(opcode, 9, "a/k.cu", line, ()) for line, opcode in enumerate(OPCODES, 1))
 WHO = Identity("k", 3, (4, 2, 1), (8, 8, 1), SITES)
-AT = 0x2000_0001_0000  # `Memory.at` in a process without other windows; `described` translates other addresses to it
+AT = 0x2000_0001_0000  # `Memory.at` if a process has no other window; otherwise `described` shifts all addresses to it
 HERE = "bytes at 0x200000010"
 THERE = "100 bytes at 0x200000010000 (device of device 2)"
 RAISE = "DRVFUSE_EMU_LOOP_LIMIT raises this limit"
@@ -49,7 +49,7 @@ def window() -> Iterator[Memory]:
 
 
 def described(window: Memory, kind: FaultKind, **fields: int) -> faults.Fault:
-    """The fault that a native record describes, with addresses as in a window that has its memory at `AT`."""
+    """The fault that a native record describes. Its addresses are shifted as if the memory of `window` were at `AT`."""
     moved = window.at - AT
     if fields.get("addr", 0) >= AT:
         fields["addr"] += moved
