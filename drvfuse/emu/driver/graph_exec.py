@@ -37,7 +37,7 @@ def _instantiate(proc: Process, graph: Graph, flags: int) -> GraphExec:
     if flags & DEVICE_LAUNCH:
         raise unsupported("graphs that kernels launch (CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) are not emulated")
     if graph.moved:
-        raise _refused("the graph was moved into a child graph node, and is executed by that alone")
+        raise _refused("the graph was moved into a child graph node: instantiate the graph that has this node")
     if graph.root.executable is not None:
         raise _refused("a graph with allocation or free nodes has one executable at a time, and this graph has one")
     return proc.add(GraphExec(proc, graph, flags & ~UPLOAD))
@@ -154,7 +154,7 @@ def cuGraphUpload(proc: Process, hGraphExec: Any, hStream: Any) -> None:
 
 def _unfit(unfit: Unfit, code: Any) -> Failure:
     at = "" if unfit.node is None else f": node {unfit.node.number} (0x{unfit.node.handle:x})"
-    before = "" if unfit.before is None else f", behind node {unfit.before.number} (0x{unfit.before.handle:x})"
+    before = "" if unfit.before is None else f", which waits for node {unfit.before.number} (0x{unfit.before.handle:x})"
     return _refused(f"{unfit.result.name}: {unfit.why}{at}{before}", code)
 
 

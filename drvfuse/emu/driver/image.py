@@ -108,7 +108,7 @@ def file_content(name: bytes) -> bytes:
 
 @contextlib.contextmanager
 def errors_logged(*logs: ErrorLog | None) -> Iterator[None]:
-    """For a block: if a call inside fails, write the failure to the first of `logs` that is not None."""
+    """Context manager: write a Failure in the body of the `with` statement to the first of `logs` that is not None."""
     try:
         yield
     except Failure as failure:

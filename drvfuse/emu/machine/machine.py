@@ -216,7 +216,8 @@ class Machine:
 
     def process(self, name: str | None = None) -> Process:
         """Make one more process that uses this machine. `name` distinguishes it in reports and records. It has at least
-        one character, all printable, and no other live process may have it. None makes a name of the process's number.
+        one character, all printable, and no other live process may have it. With None, the name is the process's
+        number.
         """
         self.require_open()
         with interrupts.held(), self.lock:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that uses a machine, with all that a driver keeps for each process of the operating system.
 
-A machine stands for the hardware: devices with their memory, the engine that runs kernels, the clock and the reports. A
+A machine emulates the hardware: devices with their memory, the engine that runs kernels, the clock and the reports. A
 process has its own handles, contexts (with their errors), streams, modules, pools, captures and allocations. An address
 belongs to one process; kernels, copies and calls of other processes have no access to it. Memory of cuMemCreate and
 multicast objects are passed between processes by descriptors only.
@@ -47,10 +47,10 @@ class Process:
     Its threads are the threads that call its driver; one thread may call the drivers of several processes. `close()`,
     or the end of a `with` block, ends the process.
 
-    Three functions act on the memory and the functions of the real process, which is this process of the operating
-    system unless they are replaced: `file_behind(address, nbytes)` is `host_files.behind`, `make_shared(address,
-    nbytes)` is `host_files.make_shared`, and `call_host(function, *arguments)` calls a host function, without the
-    machine's lock.
+    Three attributes are functions that reach host memory and host functions: `file_behind(address, nbytes)` is
+    `host_files.behind`, `make_shared(address, nbytes)` is `host_files.make_shared`, and `call_host(function,
+    *arguments)` calls a host function, without the machine's lock. By default they act on this process of the operating
+    system; for a client in another one, they are replaced.
     """
 
     def __init__(self, machine: Machine, number: int, name: str, table: AccessTable) -> None:
@@ -100,8 +100,8 @@ class Process:
 
     @contextlib.contextmanager
     def blocking(self, done: Callable[[], bool]) -> Iterator[None]:
-        """Context manager for a block in which the calling thread waits, in a call of this process, until `done()` is
-        true.
+        """Context manager: in the body of the `with` statement, the calling thread waits, in a call of this process,
+        until `done()` is true.
         """
         ident = threading.get_ident()
         self._blocked[ident] = done
@@ -117,8 +117,8 @@ class Process:
 
     def close(self) -> None:
         """End the process: its running and queued work ends, and its contexts, objects and addresses are released.
-        Memory and multicast objects that other processes have imported stay for these. Its driver returns
-        CUDA_ERROR_DEINITIALIZED from now on, also from calls that wait. Idempotent.
+        Memory and multicast objects that other processes have imported stay valid in those processes. The driver of
+        this process returns CUDA_ERROR_DEINITIALIZED from now on, also from calls that wait. Idempotent.
         """
         machine = self.machine
         with interrupts.held(), machine.lock:
@@ -157,7 +157,7 @@ class Process:
 
     @property
     def launches(self) -> deque[LaunchRecord]:
-        """The last kernels of all processes of the machine that have ended."""
+        """Records of the kernels that ended last, of all processes of the machine."""
         return self.machine.launches
 
     def counters(self) -> Summary:
@@ -168,7 +168,7 @@ class Process:
         return self.machine.clock()
 
     def declare_polled(self, memory: Memory | SupportsInt, nbytes: int | None = None) -> None:
-        """Does what `Machine.declare_polled` does."""
+        """Report no races in a range until it is freed (see `Machine.declare_polled`)."""
         machine, given = self.machine, cast(Any, memory)
         machine.require_open()
         try:
@@ -269,7 +269,7 @@ class Process:
         return self.machine.devices[index]
 
     def tenancy(self, device: Device) -> Tenancy:
-        """The contexts and pools that every process has on a device."""
+        """The primary context and the pools of this process on a device."""
         return self._tenancies[device.index]
 
     def contexts(self) -> list[Context]:
