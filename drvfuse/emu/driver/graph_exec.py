@@ -176,7 +176,7 @@ def cuGraphExecUpdate(proc: Process, hGraphExec: Any, hGraph: Any) -> Any:
 
 @entry()
 def cuGraphExecChildGraphNodeSetParams(proc: Process, hGraphExec: Any, hNode: Any, childGraph: Any) -> None:
-    """Gives the nodes of a child graph the parameters of a graph of the same shape."""
+    """Sets the parameters of the nodes in a child graph to those in `childGraph`, a graph of the same shape."""
     executable, step = _step(proc, hGraphExec, hNode, _N.CU_GRAPH_NODE_TYPE_GRAPH)
     assert step.inner is not None
     try:

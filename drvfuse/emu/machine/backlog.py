@@ -49,7 +49,7 @@ class Backlog:
         heapq.heappush(self._ready, op)
 
     def ended(self, op: Op) -> None:
-        """Called when an operation has ended: release the operations that waited for it."""
+        """Add the operations that waited for `op` alone, or for it as their primary. Called when `op` has ended."""
         self._ended += 1
         for secondary in op.secondaries:
             secondary.primary = None

@@ -47,7 +47,7 @@ class Capture:
         self.process.captures.append(self)
 
     def invalidate(self) -> None:
-        """Called after an illegal operation: no command can be added any more, and `end` returns no graph."""
+        """Allow no further commands in the capture; `end` then returns no graph. Called after an illegal operation."""
         self.invalid = True
 
     def valid(self) -> None:

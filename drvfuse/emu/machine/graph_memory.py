@@ -160,8 +160,8 @@ class GraphMemories:
         self.sweep()
 
     def abandon(self, owner: Graph) -> None:
-        """Mark the memory that `owner` allocates as abandoned, remove the free nodes of `owner`, and drop what nothing
-        uses any more. Called when the graph `owner` is destroyed.
+        """Mark the memory that `owner` allocates as abandoned, count the free nodes of `owner` no longer, and drop
+        memory that nothing uses any more. Called when the graph `owner` is destroyed.
         """
         for memory in self._memories:
             memory.abandoned = memory.abandoned or memory.owner is owner

@@ -361,7 +361,9 @@ class ProcessMemory:
             self._window.set_access(allocation.base, allocation.nbytes, *masks, self._process.table)
 
     def refresh_context(self, owner: Context) -> None:
-        """Called when the peers of a context have changed: update the access masks of its allocations."""
+        """Update the access masks of a context's allocations. Called when another context has gained or lost peer
+        access to the context.
+        """
         for allocation in self.owned(owner):
             self.refresh(allocation)
 

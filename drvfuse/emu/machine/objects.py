@@ -30,9 +30,7 @@ _chains = itertools.count(1)
 
 
 def new_chain() -> int:
-    """A number for a new chain of operations, each of which is ordered after the previous one: those of a stream, or of
-    a branch of a graph.
-    """
+    """A number for a new chain: operations of a stream, or of a branch of a graph, that run one after another."""
     return next(_chains)
 
 
@@ -134,8 +132,8 @@ class Stream(Object):
 
 @dataclass(eq=False)
 class Mark:
-    """The last record of an event, as a marker in a stream. Several processes may share it; `home` is the process that
-    exports it.
+    """The last record of an event: `op` is a marker in a stream. Several processes may share the Mark; `home` is the
+    process that exports the event.
     """
 
     op: Op | None = None

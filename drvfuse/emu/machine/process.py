@@ -188,7 +188,9 @@ class Process:
                 machine.detector.polled(address, nbytes)
 
     def held(self) -> dict[str, int]:
-        """Returns what `Machine.held` returns, for all processes together."""
+        """The numbers of live allocations of all processes of the machine together, as `Machine.held` describes
+        them.
+        """
         machine = self.machine
         with machine.lock:
             machine.lock.called(self, "held")
@@ -219,7 +221,7 @@ class Process:
         return rule
 
     def finding(self, device: int) -> Report | None:
-        """The report that ended the work of this process on a device. None if no context on the device is lost."""
+        """The report of the fault that ended the work of this process on a device. None if there was no fault."""
         found = (context.finding for context in self.contexts() if context.device.index == device)
         return next((finding for finding in found if finding is not None), None)
 
@@ -246,7 +248,7 @@ class Process:
             del self.orphans[next(iter(self.orphans))]
 
     def get(self, value: Any, kind: type[O], code: Any = R.CUDA_ERROR_INVALID_HANDLE) -> O:
-        """The object of a handle. Failure(code) if the handle is not that of a live object of this kind."""
+        """The object of a handle. Raises Failure(code) if the handle does not name a live object of this kind."""
         number = 0 if value is None else int(value)
         item = self.handles.get(number)
         if isinstance(item, kind):

@@ -219,7 +219,7 @@ class Progress:
         return True
 
     def _run(self, op: Op, command: Command) -> bool:
-        """Run an operation that is neither a kernel nor a host function. False if it has to wait for a value."""
+        """Run an operation that is neither a kernel nor a host function. Returns False if it must wait for a value."""
         refusal = queued.refusal(command, op.allocations)
         if refusal is None:
             if self.detector is not None:
@@ -243,7 +243,7 @@ class Progress:
         return True
 
     def _proceed(self, op: Op, command: ValueOps) -> bool:
-        """Continue an operation's writes and waits for values. False if it has to wait for a value."""
+        """Continue the writes and waits of an operation (`ValueOps`). Returns False if it must wait for a value."""
         for one in command.operations[op.at :]:
             if not one.proceed(self.machine):
                 return False
@@ -254,7 +254,7 @@ class Progress:
         return True
 
     def _place(self, op: Op, command: Launch) -> bool:
-        """Start a kernel. False if no SM has room for it."""
+        """Start a kernel, or end it with an error. Returns False if the multiprocessors have no room for it yet."""
         try:
             return self._kernels.place(op, command)
         except WindowError as error:
@@ -267,7 +267,7 @@ class Progress:
             return True
 
     def _settle(self, op: Op) -> bool:
-        """Take over the result of a launch from the engine. True if the launch has ended."""
+        """Handle the fault or the end of a launch, if there was one. Returns True if the launch has ended."""
         if not op.launch.running:
             op.launch.settle()  # an interrupt may have prevented this when the launch ended
         if op.launch.fault is not None:

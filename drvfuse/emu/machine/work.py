@@ -29,9 +29,10 @@ Dim = tuple[int, int, int]
 
 
 class Op(Ordered):
-    """One queued run of a command. `number` counts the operations of the machine. `primary` is the previous kernel,
-    which it may overlap (programmatic launch); `call` is the driver function that queued it; `allocations` are the
-    numbers of the allocations that its command touched when it was queued (`queued.touched`).
+    """One queued run of a command. `number` counts the operations of the machine. `primary` is the previous kernel, if
+    the operation may overlap it (programmatic launch). `call` is the driver function that queued the operation.
+    `allocations` are the numbers of the allocations that the command touches, found when it was queued
+    (`queued.touched`).
     """
 
     __slots__ = (
@@ -78,8 +79,8 @@ class Access(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Command:
-    """A command. This base class does nothing; it is used for markers and joins. After a fault in its `context`, a
-    command does not run any more.
+    """What an operation does when it runs. This base class does nothing: it marks a place in a stream, or joins several
+    streams. After a fault in its `context`, a command does not run any more.
     """
 
     context: Context
