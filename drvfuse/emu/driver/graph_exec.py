@@ -49,7 +49,7 @@ def _refused(why: str, code: Any = R.CUDA_ERROR_INVALID_VALUE) -> Failure:
 
 def _cyclic(cycle: Cycle) -> Failure:
     nodes = ", ".join(f"node {node.number} (0x{node.handle:x})" for node in cycle.nodes)
-    return _refused(f"the graph has a cycle, in which each waits for the one before it: {nodes}")
+    return _refused(f"the graph has a cycle, in which each node waits for the node before it: {nodes}")
 
 
 @entry(1)

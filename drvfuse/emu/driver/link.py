@@ -101,7 +101,7 @@ def cuLinkComplete(proc: Process, state: Any) -> tuple[Address, int]:
     with errors_logged(found.log):
         check(found.image is None)
         if not found.units:
-            raise refused(R.CUDA_ERROR_INVALID_IMAGE, "nothing was added to the link")
+            raise refused(R.CUDA_ERROR_INVALID_IMAGE, "nothing was added to the linker")
         try:
             linked = link(found.units).encode()
         except LinkError as error:

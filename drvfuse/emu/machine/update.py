@@ -61,7 +61,7 @@ def _pairs(plan: Plan, graph: Graph) -> Iterator[tuple[Step, Node]]:
     steps = sorted((step for step in plan.steps.values() if step.last), key=lambda step: step.node.number)
     nodes = [node for node in graph.nodes if not node.dependents]
     if len(nodes) > len(steps):
-        why = f"the graph has {len(nodes)} nodes that no other waits for, and the executable {len(steps)}"
+        why = f"the graph has {len(nodes)} nodes for which no other node waits, and the executable {len(steps)}"
         raise Unfit(TOPOLOGY, why, nodes[-1])
     paired = dict(zip(nodes, steps, strict=False))
     taken = set(steps[: len(nodes)])
@@ -112,7 +112,7 @@ def refusal(executable: GraphExec, was: Command | None, now: Command | None) -> 
         if was.context is not now.context:
             return FUNCTION, "the function of a kernel node has another context than in the executable"
         if was.cooperative != now.cooperative:
-            return ATTRIBUTES, "a kernel node is cooperative in one of the graph and the executable alone"
+            return ATTRIBUTES, "a kernel node is cooperative in the graph or in the executable, but not in both"
         if executable.flags & NODE_PRIORITY and was.priority != now.priority:
             return ATTRIBUTES, "the priority of a kernel node has changed"
     elif isinstance(was, Fill) and isinstance(now, Fill):
