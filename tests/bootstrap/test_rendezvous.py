@@ -39,7 +39,7 @@ def job(request, monkeypatch):
 
 
 def at_once(*calls):
-    """Run each call on a thread of its own. Return the results, and for a call that raised its exception."""
+    """Run each call on a thread of its own. Return for each call its result, or the exception that it raised."""
 
     def caught(call):
         try:

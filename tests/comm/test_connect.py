@@ -125,7 +125,7 @@ def test_no_descriptor_stays_open(machine: df.emu.Machine, three: Ranks) -> None
     before = descriptors()
     three.connect()
     three.each(lambda group: group.symmetric(4096).close())
-    # each of the three mapped report blocks has two descriptors, of `mmap` and of the emulated driver
+    # for each of the three mapped report blocks, `mmap` and the emulated driver each hold a descriptor
     assert len(descriptors()) == len(before) + 6
     for group in three.groups:
         group.close()

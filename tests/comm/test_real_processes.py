@@ -235,7 +235,8 @@ def killed_in_a_call(rank: int, size: int, victim: int) -> Any:
             time.sleep(0.01)
         with pytest.raises(BarrierTimeout) as caught:
             group.check()
-        assert victim in caught.value.ended, str(caught.value)  # a survivor may have closed its group by now
+        # `ended` may also have survivors, as they may have closed their groups by now
+        assert victim in caught.value.ended, str(caught.value)
         with pytest.raises(RankEnded, match=f"rank {victim}"):
             group.reset()
         group.close()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups over several nodes with MPI between them: processes of mpiexec, on the emulated GPUs of this process."""
+"""Groups over several nodes that exchange by MPI. The ranks are processes of mpiexec, and use emulated GPUs of the test
+process."""
 
 from __future__ import annotations
 

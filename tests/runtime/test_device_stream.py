@@ -60,7 +60,7 @@ def test_peer_access_can_be_enabled_twice(driver: str) -> None:
         pytest.skip("devices 0 and 1 are no peers")
     a.enable_peer(b)
     assert a.peer_enabled(b)
-    a._peers.discard(b.index)  # disables the peer access as if another library had done it
+    a._peers.discard(b.index)  # forgets that peer access is enabled, as if another library had enabled it
     a.enable_peer(b)
     assert a.peer_enabled(b) and a.peer_enabled(a)
 

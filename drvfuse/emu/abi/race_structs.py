@@ -73,7 +73,7 @@ class Doubt(Structure):
     "u64 cells",  # the address of the cell of the window's first line
     "u64 window_base",  # the address of the window
     "Op* ops",  # the table of operations, by number
-    "Ref* pools",  # for each part of the window (POOL_SHIFT): a list of arrays of entries in which entries are free
+    "Ref* pools",  # for each 1 << POOL_SHIFT bytes of the window: slabs with free entries (native/race_list.cuh)
     "u32 strict",  # 1 for the profile "strict"
     "u32 exhausted",  # 1 once the arena is used up: no access is checked any more
     "u32 whole_items",  # how many items of clocks were made so far that name an operation as a whole (WHOLE)

@@ -49,7 +49,7 @@ def _newest(proc: Process, image: bytes) -> bytes:
         found = fatbin.entries(image)
         texts = [entry.text() for entry in found if entry.ptx]
     except fatbin.FatbinError as error:
-        raise refused(R.CUDA_ERROR_INVALID_IMAGE, f"the image is a fat binary, and {error}") from None
+        raise refused(R.CUDA_ERROR_INVALID_IMAGE, f"the image cannot be read as a fat binary: {error}") from None
     if not texts:
         targets = ", ".join(f"sm_{entry.arch}" for entry in found) or "nothing"
         words = f"the emulated driver runs PTX, and the image is a fat binary without any (it has code for {targets})"

@@ -116,7 +116,7 @@ FN u32 fp16_to_nearest(u64 magnitude, s32 exponent) {
     return bits < 0x7C00 ? bits : 0x7C00;
 }
 
-// One step if a factor or C is not finite. The sum is an infinity or the canonical NaN.
+// Computes one step in which a factor or C is not finite. Returns the sum, an infinity or the canonical NaN.
 FAR u32 not_finite(const Side* a, u32 row, const Side* b, u32 column, u32 count, u32 c_bits, u32 half) {
     Number c = number_of(c_bits, half ? MX_F16 : MX_F32);
     u32 positive = 0, negative = 0, nan = c.class_ == NOT_A_NUMBER;
@@ -134,8 +134,8 @@ FAR u32 not_finite(const Side* a, u32 row, const Side* b, u32 column, u32 count,
     return negative ? infinity | (half ? 0x8000u : 0x80000000u) : infinity;
 }
 
-// One step: C plus `count` products, of the elements of A from `row` on and those of B from `column` on. `any` is not 0
-// if one of them is not finite. With `half`, C and the sum are fp16, otherwise fp32.
+// Computes one step: C plus `count` products, of the elements of A from `row` on and those of B from `column` on. `any`
+// is not 0 if one of these elements is not finite. With `half`, C and the sum are fp16, otherwise fp32.
 FN u32 fused(const Side* a, u32 row, const Side* b, u32 column, u32 count, u32 any, u32 c_bits, u32 half) {
     Number c = number_of(c_bits, half ? MX_F16 : MX_F32);
     if (any | c.class_) return not_finite(a, row, b, column, count, c_bits, half);

@@ -127,7 +127,11 @@ SENTENCES = [
         "ldmatrix needs all 32 lanes of a warp, and only lanes 0x0000ffff are there: the others have exited, or the "
         "block does not have them",
     ),
-    ("BARRIER_COUNT", {"addr": BarrierCount.NUMBER, "value": 99}, "barrier 99; there are barriers 0 to 15"),
+    (
+        "BARRIER_COUNT",
+        {"addr": BarrierCount.NUMBER, "value": 99},
+        "barrier 99 does not exist: a block has the barriers 0 to 15",
+    ),
     (
         "BARRIER_COUNT",
         {"addr": BarrierCount.THREADS, "value": 33},
@@ -178,9 +182,12 @@ SENTENCES = [
     *(
         ("MBARRIER", {"size": 8, "addr": 64, "flags": error, "value": 77}, f"at 0x40: {words}")
         for error, words in (
-            (MbarrierError.NO_BARRIER, "there is no mbarrier: no mbarrier.init before, or overwritten"),
+            (
+                MbarrierError.NO_BARRIER,
+                "there is no mbarrier: it was not initialised (mbarrier.init), or it was overwritten",
+            ),
             (MbarrierError.COUNT, "a count of 77, which is out of range"),
-            (MbarrierError.ARRIVALS, "77 arrivals, and the phase expects fewer"),
+            (MbarrierError.ARRIVALS, "77 arrivals are more than the phase expects"),
             (MbarrierError.BYTES, "77 bytes are more than an mbarrier can count"),
             (MbarrierError.PENDING, "more than 77 bulk copies are pending"),
         )

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that peers cannot reach: staging where inputs are private, naive where devices are not peers; bytes moved."""
+"""Memory that peers cannot reach: private inputs are staged, and devices without peer access use algorithm "naive". The
+numbers of bytes that are moved are checked too."""
 
 from __future__ import annotations
 
