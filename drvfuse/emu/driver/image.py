@@ -23,7 +23,7 @@ _EM_CUDA = 190
 
 
 def ptx_of(proc: Process, image: bytes | None) -> str:
-    """The PTX of an image. Of several in a fat binary, the one for the newest target that the devices can run."""
+    """The PTX of an image. If a fat binary has several, the PTX for the newest target that the devices can run."""
     data = present(image)
     if data[:4] == fatbin.MAGIC:
         data = _newest(proc, data)
@@ -108,7 +108,7 @@ def file_content(name: bytes) -> bytes:
 
 @contextlib.contextmanager
 def errors_logged(*logs: ErrorLog | None) -> Iterator[None]:
-    """For a block: if a call inside fails, write the failure to the first of `logs` that is not None."""
+    """Context manager: write a Failure in the body of the `with` statement to the first of `logs` that is not None."""
     try:
         yield
     except Failure as failure:
