@@ -137,7 +137,7 @@ def solved(problem: Problem) -> Solution:
 def _normalised(
     problem: Problem, hosts: list[Host], vector: Host, residual: Host | None, order: dict[str, Any], rank: int
 ) -> dict[str, Host]:
-    """The results of a rank's rows."""
+    """Return the reference's norm and quantisation of a rank's rows, by the names of the op's arguments."""
     rows = [problem.own(host, rank) for host in hosts]
     options = problem.options | order | {"residual": None if residual is None else problem.own(residual, rank)}
     if problem.form == "layer":

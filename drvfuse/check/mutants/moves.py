@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the collectives that move data, and of the reduce-scatters."""
+"""Planted faults of the collectives that move data, and of the reduce-scatters."""
 
 from __future__ import annotations
 

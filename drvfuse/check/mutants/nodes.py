@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the collectives over several nodes."""
+"""Planted faults of the collectives over several nodes."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ _ERROR = re.compile(r"^(?P<file>[^\n(]+)\((?P<line>\d+)\): error: (?P<text>.*(?:
 
 
 def explain(log: str, expression: str) -> str:
-    """The errors in NVRTC's log, each with a mark below its place in `expression`, the part that the user wrote.
+    """Return the errors in NVRTC's log, each with a mark below its place in `expression`, the part that the user wrote.
 
     NVRTC sees `expression` as line 1 of a file "epilogue". An error in a later line is marked at the end of the
     expression, an error in another file at its start.
@@ -151,6 +151,6 @@ def _check_name(name: str) -> None:
     if reserved or not _IDENTIFIER.fullmatch(name):
         raise ArgumentError(
             f"epilogue parameter {name}",
-            "a reserved name" if reserved else "no name that an epilogue can use",
+            "a reserved name" if reserved else "a name that an epilogue cannot use",
             f"a C++ identifier that begins with a letter and is none of {', '.join(IN_SCOPE)}",
         )

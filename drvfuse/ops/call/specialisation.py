@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel is compiled for, and the cache of compiled kernels of a driver."""
+"""The compile-time settings of a kernel, and the cache of compiled kernels of a driver."""
 
 from __future__ import annotations
 
