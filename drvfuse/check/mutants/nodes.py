@@ -54,7 +54,7 @@ MUTANTS = (
     ),
     Mutant(
         "node-status-not-written",
-        "a kernel that gives up leaves the status of an earlier call behind its partial sums",
+        "a kernel that gives up does not write its status, so that of an earlier call is sent with its partial sums",
         "hierarchical all-reduces that report a failure to the host alone",
         failing_sums,
     ),

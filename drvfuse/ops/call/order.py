@@ -114,8 +114,8 @@ class Route:
 class ReplayOrder:
     """The streams of other libraries on which arrays of a graph are produced, `graph.part(ReplayOrder)`.
 
-    Each launch of the graph comes after earlier work on these streams, and before later work on them. A stream that the
-    driver does not know any more, as its library has destroyed it, orders nothing. A graph into which a launch is
+    Each launch of the graph comes after earlier work on these streams, and before later work on them. A stream that
+    its library has destroyed orders nothing. A graph into which a launch is
     captured is ordered with the same streams.
     """
 

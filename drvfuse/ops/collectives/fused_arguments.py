@@ -35,8 +35,8 @@ class FusedRows:
     and `head` is 0, as it is without heads. In all cases `normed` columns are normed together.
 
     `full` is the shape of arrays with all columns of the rows that a rank gets. `each` is the shape of arrays with one
-    value for every `normed` columns. `counts` are the rows that each rank of the group gets, as the kernel counts rows;
-    it is empty where every rank gets all rows.
+    value for every `normed` columns. `counts` are the numbers of kernel rows that each rank of the group gets;
+    `counts` is empty if every rank gets all rows.
     """
 
     inputs: list[Operand]
@@ -79,7 +79,7 @@ class FusedRows:
 
     @property
     def input_bytes(self) -> int:
-        """The number of bytes that a row of the kernel has in an input."""
+        """The number of bytes in an input that belong to one row of the kernel."""
         return self.columns * self.dtype.itemsize
 
 
@@ -119,7 +119,7 @@ class NormArguments:
 
     @property
     def arrays(self) -> list[list[Operand]]:
-        """The lists of arrays that are not empty."""
+        """The lists `gammas`, `betas` and `residuals`, without those that are empty."""
         return [of_ranks for of_ranks in (self.gammas, self.betas, self.residuals) if of_ranks]
 
 
@@ -150,8 +150,8 @@ def _per_row(dtype: DType, out_dtype: str | DType, scales_dtype: str | DType, sc
 
 
 def _rows(first: Operand, head_columns: int | None) -> tuple[tuple[int, ...], int]:
-    """The shape of an array with one value for each row or head that is normed, and the number of columns of a row or
-    head, for inputs like `first`."""
+    """Return two values for inputs like `first`: the shape of an array with one value for each row or head that is
+    normed, and the number of columns of a row or head."""
     shape = first.shape
     if head_columns is None:
         if not shape or not 1 <= shape[-1] <= plans.MAX_COLUMNS:
@@ -167,7 +167,8 @@ def _rows(first: Operand, head_columns: int | None) -> tuple[tuple[int, ...], in
 
 
 def _like(group: Group, argument: str, value: Any, shape: Shapes, names: Iterable[str]) -> list[Operand]:
-    """The caller's arrays of that shape, one per local rank, whose common dtype must be one of `names`."""
+    """Return the caller's arrays, one per local rank. They must have the shape `shape`, and their common dtype must be
+    one of `names`."""
     found = operands.of_ranks(group, argument, value, shape, None, "as the inputs require")
     if found[0].dtype.name not in names:
         wanted = f"of dtype {' or '.join(names)}, as the inputs require"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One fused call: its launch sequence and its launches, by algorithm."""
+"""One fused call: its properties, and the launch sequence that follows from them for each algorithm."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ class Addresses(NamedTuple):
 class FusedCall:
     """The properties of one fused call that are the same on every rank. `shape` is the shape of the inputs.
 
-    `rows` and `columns` are those of the kernel's rows (`FusedRows`). If the rows are split among the ranks, `counts`
-    has the number of rows of each rank, and `rows` is the largest of these numbers; otherwise `counts` is empty.
+    `rows` is the number of rows of the kernel, and `columns` the length of such a row (`FusedRows`). If the rows are
+    split among the ranks, `counts` has the number of rows of each rank, and `rows` is the largest of these numbers;
+    otherwise `counts` is empty.
     """
 
     options: CallOptions
@@ -95,8 +96,8 @@ class FusedCall:
 
     @property
     def clusters(self) -> bool:
-        """Whether the blocks of a cluster may share a row. With heads a cluster would bring nothing, as no sum is over
-        a whole row."""
+        """Whether the blocks of a cluster may share a row. With heads they may not: each sum is over one head, so a
+        cluster would gain nothing."""
         return plan.capability(self.options.group) >= push.CLUSTER_CAPABILITY and not self.form.head
 
     @property
@@ -144,7 +145,8 @@ class FusedCall:
         return sent - own + scales
 
     def sequence(self, arrays: Sequence[Addresses]) -> tuple[LaunchSequence, list[Ready]]:
-        """The launch sequence for at least one row, with the arrays of each local rank, and its launches."""
+        """Return the launch sequence of a call with at least one row, and the launches in it. `arrays[i]` has the
+        addresses for local rank i."""
         inputs = [of_rank.input for of_rank in arrays]
         if self.algo == "naive":
             return self._naive(arrays, inputs)
@@ -211,8 +213,8 @@ class FusedCall:
     def _ready(
         self, table: Sequence[Sequence[int]], arrays: Sequence[Addresses], rows: int, first: int = 0
     ) -> list[Ready]:
-        """Launches for `rows` rows from row `first` on, which lie at `arrays`; rank i sums what lies at the addresses
-        `table[i]`."""
+        """Return launches for `rows` rows from row `first` on, whose addresses are `arrays`; rank i sums from the
+        addresses `table[i]`."""
         inputs = [own.input for own in arrays]
         group, pdl, trace = self.options.group, self.options.pdl, self.options.trace
         found = plan.take(group, self._key(rows), lambda: self._plan(rows), table, inputs, pdl, trace)

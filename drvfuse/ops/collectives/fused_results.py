@@ -74,8 +74,8 @@ class FusedResults:
         normed_outputs: Any,
         residual_outputs: Any,
     ) -> FusedResults:
-        """The results that the caller asked for by the arguments of these names. Raises ArgumentError for an array that
-        does not fit, and for an array whose result the call does not have."""
+        """The results that the caller asked for by the arguments of these names. Raises ArgumentError if an array
+        does not fit, or is given for a result that this call does not have."""
         out = quantisation.output_dtype(rows.dtype)
         scales_shape = _each(lambda each: quantisation.scales_shape(each, rows.normed), rows.each)
         if scales is not None and scales_shape is None:

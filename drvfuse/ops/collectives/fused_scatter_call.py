@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One reduce-scatter with norm: its launch sequence and its launches, by algorithm."""
+"""One reduce-scatter with norm: its properties, and the launch sequence that follows from them for each algorithm."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ class FusedScatterCall(FusedCall):
         return summed + traffic.Traffic(written, 0)
 
     def sequence(self, arrays: Sequence[Addresses]) -> tuple[LaunchSequence, list[Ready]]:
-        """The launch sequence for at least one row, with the arrays of each local rank, and its launches."""
+        """Return the launch sequence of a call with at least one row, and the launches in it. `arrays[i]` has the
+        addresses for local rank i."""
         inputs = [of_rank.input for of_rank in arrays]
         if self.algo == "naive":
             return self._naive(arrays, inputs)

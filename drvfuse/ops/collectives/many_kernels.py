@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernels of `allreduce_many` are compiled for, and their parameters, byte for byte as in the `.cu` files."""
+"""The compile-time settings of the kernels of `allreduce_many`, and their parameters, byte for byte as in the `.cu`
+files."""
 
 from __future__ import annotations
 

@@ -45,13 +45,13 @@ class MovePart:
     from_payloads, to_payloads = False, False  # whether the sources or the targets are payloads of workspaces
 
     def reachable(self, group: Group, targets: bool) -> bool:
-        """Whether the kernels of a rank's peers can access its target where it lies or, without `targets`, its
-        source."""
+        """Whether kernels can directly access the targets of all ranks of the node or, without `targets`, the sources
+        of these ranks."""
         return plan.readable_by_peers(group, self.targets if targets else self.sources)
 
     def far(self, group: Group, rank: int, targets: bool) -> list[int]:
-        """The addresses of peers' arrays, from the rank's neighbour on: the targets of the ranks to which a rank sends
-        or, without `targets`, the sources of the ranks from which it receives."""
+        """Return the addresses of peers' arrays, by distance from rank `rank`: the targets of the ranks to which it
+        sends or, without `targets`, the sources of the ranks from which it receives."""
         peers, place = group.layout.ranks(group.layout.of[rank]), group.layout.place(rank)
         step, found = (1, self.targets) if targets else (-1, self.sources)
         return [found[peers[(place + step * d) % len(peers)]].ptr for d in range(1, len(peers))]
@@ -180,7 +180,7 @@ class MoveCall:
         return moves.traffic(self.work, self.algo, self.staged)
 
     def algorithms(self) -> list[str]:
-        """The algorithms to try in turn: the workspace may be too small for the first one."""
+        """The algorithms to try one after another: the workspace may be too small for the first one."""
         group, algo = self.common.group, self.common.algo
         if algo == RELAY and self.work.ranks < 3:
             return ["push"]
@@ -188,11 +188,11 @@ class MoveCall:
             return [algo]
         if not group.peers_readable:
             return ["naive"]
-        # the quicker one first, as docs/performance.md shows
+        # the quicker algorithm first, as docs/performance.md shows
         best = ("pull", "put") if self.work.root is not None else ("put", "pull")
-        behind_barriers = next((algo for algo in best if self.direct(algo)), "pull")
-        staged, costs = not self.direct(behind_barriers), group.part(Tuned).costs
-        return [moves.algorithm(costs, self.work, behind_barriers, staged), behind_barriers]
+        with_barriers = next((algo for algo in best if self.direct(algo)), "pull")
+        staged, costs = not self.direct(with_barriers), group.part(Tuned).costs
+        return [moves.algorithm(costs, self.work, with_barriers, staged), with_barriers]
 
     def direct(self, algo: str) -> bool:
         """Whether the bytes go directly from inputs to outputs, without staging."""
@@ -214,7 +214,7 @@ class MoveCall:
         """The launches of all local ranks, for an algorithm other than "naive"."""
         group, common = self.common.group, self.common
         own = [source.ptr for source in self.parts[0].sources]
-        # on one node `work` has the same tables
+        # not needed on one node: `work`, which is in the key too, then has the same tables
         tables = () if group.link is None else tuple(part.table for part in self.parts)
         key = ("move", self.work, tables, self.algo, self.staged, common.blocks, common.alone)
         ready = plan.take(group, key, self._plan, [[]] * len(own), own, common.pdl, common.trace)
