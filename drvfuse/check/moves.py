@@ -58,7 +58,8 @@ class Memory:
         return [a[:size].reshape(shape) for a, size, shape in zip(self._arrays[name], sizes, shapes, strict=True)]
 
     def copying(self, sources: Sequence[Array], targets: Sequence[Array], pdl: bool) -> list[list[Launch]]:
-        """For each rank the launch of a kernel that copies its source to its target, or none for an empty array."""
+        """Return for each rank the launch of a kernel that copies its source to its target, or none for an empty
+        array."""
         return [
             [self._copy.prepare(1, 128, source, target, source.nbytes, device=target.device, pdl=pdl)]
             if source.nbytes

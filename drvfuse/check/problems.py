@@ -62,7 +62,7 @@ class Problem:
         return "rmsnorm" not in self.op
 
     def own(self, of_all_rows: Host, rank: int) -> Host:
-        """The rows that a rank gets."""
+        """Return those rows of `of_all_rows` that a rank gets."""
         if not self.op.startswith("reduce_scatter"):
             return of_all_rows
         rows = self.splits or split_rows(self.shape[0], self.ranks)

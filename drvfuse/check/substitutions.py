@@ -44,7 +44,7 @@ class Substitution:
 
 
 def nothing(original: _Method) -> _Method:
-    """A method that does nothing."""
+    """Return a method that does nothing."""
     return lambda *args, **kwargs: None
 
 

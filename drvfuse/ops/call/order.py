@@ -152,5 +152,5 @@ def _outside(stream: Stream, capture: int | None) -> bool:
 
 
 def _distinct(streams: Iterable[Stream]) -> list[Stream]:
-    """The streams without duplicates."""
+    """Return `streams` without duplicates."""
     return list({(stream.device.index, stream.handle, stream.closed): stream for stream in streams}.values())

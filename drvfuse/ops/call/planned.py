@@ -59,7 +59,7 @@ class PlanCache:
 
 
 def limits(device: Device) -> Limits:
-    """The properties of the device that plans depend on."""
+    """Return the properties of the device that plans depend on."""
     return Limits(device.sm_count, device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"), device.capability)
 
 
@@ -121,7 +121,7 @@ class Ready:
 
 @functools.cache
 def _offset(kind: Any, field: str) -> int:
-    """The offset in bytes of a field, or of a field of an inner structure, as "call.input"."""
+    """Return the offset in bytes of a field, or of a field of an inner structure, as "call.input"."""
     outer, _, inner = field.partition(".")
     offset: int = getattr(kind, outer).offset
     within: Any = type(getattr(kind(), outer))
@@ -181,5 +181,6 @@ class Planned:
 
 
 def resident(kernel: Kernel, device: Device, threads: int, smem: int = 0) -> int:
-    """The number of blocks of `threads` threads and `smem` bytes of dynamic shared memory that fit on a device."""
+    """Return the number of blocks of `threads` threads and `smem` bytes of dynamic shared memory that fit on a
+    device."""
     return kernel.occupancy(device, threads, smem) * device.sm_count

@@ -59,7 +59,8 @@ class Direct:
         self.launches = [[launch] for launch in launches]
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
-        """One rank may be launched on any stream. Ranks that are launched together must all be captured, or none."""
+        """Raise CaptureError if only some of the streams are being captured. One rank alone may be launched on any
+        stream."""
         require_one_side(captures)
 
     def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
@@ -196,8 +197,8 @@ class Replaceable(Protocol):
     def operands(self) -> Sequence[Sequence[Operand]]: ...
 
     def replaced(self, algo: str, parameters: dict[str, Any]) -> Self:
-        """A copy with some parameters replaced. ArgumentError for values that `algo` or the compiled kernel
-        excludes."""
+        """Return a copy with some parameters replaced. Raises ArgumentError for values that `algo` or the compiled
+        kernel excludes."""
 
 
 class Prepared(Generic[R]):
@@ -259,7 +260,7 @@ class Prepared(Generic[R]):
         return moved.local, moved.remote
 
     def describe(self) -> str:
-        """The call in words, as "allreduce one_stage of 4 x (128, 4096) bfloat16"."""
+        """Return the call in words, as "allreduce one_stage of 4 x (128, 4096) bfloat16"."""
         return str(self.note)
 
     def __repr__(self) -> str:

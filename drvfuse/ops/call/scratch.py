@@ -126,7 +126,7 @@ class _Reports:
 
     @staticmethod
     def slot(workspace: int) -> int:
-        """The index of a workspace's report block."""
+        """Return the index of a workspace's report block."""
         return workspace // 512 % _SLOTS
 
 

@@ -64,7 +64,7 @@ class KernelCache:
         self.kernels: dict[tuple[Specialisation, str], Kernel] = {}
 
     def load(self, device: Device, spec: Specialisation) -> Kernel:
-        """The kernel, loaded on `device`. Raises Unsupported for a device that is too old for it."""
+        """Return the kernel, loaded on `device`. Raises Unsupported for a device that is too old for it."""
         if device.capability < spec.capability:
             least, own = (".".join(map(str, number)) for number in (spec.capability, device.capability))
             raise Unsupported(f"{spec.symbol} needs compute capability {least} for {spec.needs}; {device!r} has {own}")
@@ -77,6 +77,6 @@ class KernelCache:
 
 
 def load(device: Device, spec: Specialisation) -> Kernel:
-    """The kernel, loaded on `device`; compiled once per driver. Raises Unsupported for a device that is too old for
-    it."""
+    """Return the kernel, loaded on `device`; compiled once per driver. Raises Unsupported for a device that is too old
+    for it."""
     return device.driver.part(KernelCache).load(device, spec)

@@ -44,7 +44,7 @@ _WORD = 8  # bytes of an abort word, and of a word of Progress
 
 
 def link(group: Group) -> NodeLink:
-    """The link of a group over several nodes, which exchanges data between the nodes."""
+    """Return the link of a group over several nodes, which exchanges data between the nodes."""
     assert group.link is not None
     return group.link
 
@@ -71,7 +71,7 @@ def sources_inside(group: Group, inputs: Sequence[int]) -> list[Sequence[int]]:
 
 
 def level_inside(pdl: PDLLevel) -> PDLLevel:
-    """The PDL level of all kernels of a call except the last: they trigger at their end."""
+    """Return the PDL level of all kernels of a call except the last one: these kernels trigger at their end."""
     return PDLLevel.OFF if pdl is PDLLevel.OFF else PDLLevel.ON
 
 
@@ -210,7 +210,7 @@ class Bytes:
 
 
 def _nodes_of(spans: Sequence[Span]) -> list[int]:
-    """The nodes to which spans go, or from which they come."""
+    """Return the nodes to which `spans` are sent, or from which they are received."""
     return sorted({span.node for span in spans})
 
 
@@ -266,7 +266,7 @@ class AcrossNodes:
         self.launches = [[of_ranks[position] for of_ranks in kernels] for position in range(len(group))]
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
-        """All local ranks must be launched together, and in a capture only if the engine's work can be captured."""
+        """Raise unless all local ranks are launched together and, in a capture, the engine's work can be captured."""
         if alone and len(self.launches) > 1:
             raise Unsupported(
                 "a call over several nodes launches all local ranks together, as the engine takes their exchanges at "

@@ -50,8 +50,8 @@ class FusedRows:
 
     @classmethod
     def of(cls, inputs: list[Operand], head_columns: Any) -> FusedRows:
-        """The rows of these inputs, for an op by which every rank gets all rows. Raises ArgumentError for a dtype, a
-        shape or a length of heads that no kernel supports."""
+        """Return the rows of these inputs, for an op by which every rank gets all rows. Raises ArgumentError for a
+        dtype, a shape or a length of heads that no kernel supports."""
         first = inputs[0]
         options.one_of(f"dtype of {first.name}", first.dtype.name, INPUT_DTYPES)
         each, normed = _rows(first, head_columns)
@@ -62,8 +62,8 @@ class FusedRows:
         return cls(inputs, math.prod(each), normed, 0, normed, shape, each)
 
     def split(self, group: Group, splits: Any) -> FusedRows:
-        """The same rows, for an op by which rank r gets `splits[r]` of them; with None the ranks get numbers of rows
-        that are as equal as possible. Raises ArgumentError for splits whose sum is not the number of rows."""
+        """Return the same rows, for an op by which rank r gets `splits[r]` of them; with None the ranks get numbers of
+        rows that are as equal as possible. Raises ArgumentError for splits whose sum is not the number of rows."""
         assert isinstance(self.each, tuple)
         shape = self.inputs[0].shape
         heads = self.each[len(shape) - 1 :]  # () without heads
@@ -106,7 +106,7 @@ class NormArguments:
         epsilon: Any,
         weight_offset: Any,
     ) -> NormArguments:
-        """The checked arguments that the caller gave under these names. Raises ArgumentError."""
+        """Return the checked arguments that the caller gave under these names. Raises ArgumentError."""
         either = dict.fromkeys((rows.dtype.name, "float32"))
         weights = _like(group, "gammas", gammas, (rows.normed,), either)
         added = [] if residuals is None else _like(group, "residuals", residuals, rows.full, either)
@@ -126,8 +126,9 @@ class NormArguments:
 def quantisation_of(
     rows: FusedRows, quantisation: Any, out_dtype: Any, scales_dtype: Any, scale_ub: Any
 ) -> Quantisation:
-    """The quantisation that the caller asked for: the object `quantisation`, or quantisation per row as the other three
-    arguments describe it. Raises ArgumentError if both are given, or if the quantisation does not fit the rows."""
+    """Return the quantisation that the caller asked for: the object `quantisation`, or quantisation per row as the
+    other three arguments describe it. Raises ArgumentError if both are given, or if the quantisation does not fit the
+    rows."""
     if quantisation is None:
         return _per_row(rows.dtype, out_dtype, scales_dtype, scale_ub)
     require_kind("quantisation", quantisation, Quantisation, "a drvfuse.Quantisation or None")
@@ -140,7 +141,8 @@ def quantisation_of(
 
 
 def _per_row(dtype: DType, out_dtype: str | DType, scales_dtype: str | DType, scale_ub: float) -> Quantisation:
-    """The quantisation per row that these arguments describe for inputs of `dtype`; none for outputs of `dtype`."""
+    """Return the quantisation per row that these arguments describe for inputs of `dtype`; none for outputs of
+    `dtype`."""
     out = dtypes.get(out_dtype, "out_dtype")
     options.one_of("out_dtype", out.name, (*dtypes.FP8, dtype.name))
     scales = dtypes.get(scales_dtype, "scales_dtype")

@@ -137,7 +137,8 @@ class FusedCall:
         return total if joined is None else traffic.of_nodes(self.options.group.nodes, total, elements, joined.places)
 
     def _padding(self) -> int:
-        """The bytes by which a row of results and its scales grow when they are sent in whole packs and words."""
+        """Return the bytes by which a row of results and its scales grow when they are sent in whole packs and
+        words."""
         work = self._kernel().work
         sent = work.sent_bytes(-(-self.columns * self.dtype.itemsize // plans.PACK_BYTES))
         own = self.output_bytes + (self.columns * self.dtype.itemsize if self.form.normed else 0)
@@ -204,7 +205,7 @@ class FusedCall:
         )
 
     def _key(self, rows: int) -> tuple[object, ...]:
-        """Everything that the plan for this number of rows depends on, except the group."""
+        """Return everything that the plan for this number of rows depends on, except the group."""
         types = self.dtype.name, self.out_dtype.name, self.scales_dtype.name, self.gamma_dtype.name, self.form
         common = self.options
         options = (self.staged, self.residual, common.blocks, common.alone, self.multimem is not None)
@@ -230,7 +231,7 @@ class FusedCall:
         return found
 
     def _kernel(self) -> CollectiveKernel:
-        """The kernel, with the defaults for all fields that depend on the number of rows."""
+        """Return the kernel, with the defaults for all fields that depend on the number of rows."""
         across = self.options.group.link is not None
         return self.kind(
             op="allreduce_rmsnorm_fp8",

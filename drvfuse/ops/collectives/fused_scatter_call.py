@@ -121,8 +121,8 @@ class FusedScatterCall(FusedCall):
         return AcrossNodes(group, stages), every
 
     def _kernel(self) -> CollectiveKernel:
-        """The kernel, with the defaults for all fields that depend on the number of rows. Over several nodes it is the
-        kernel that adds the nodes' partial sums."""
+        """Return the kernel, with the defaults for all fields that depend on the number of rows. Over several nodes it
+        is the kernel that adds the nodes' partial sums."""
         if self.options.group.link is None:
             return super()._kernel()
         finishing = replace(self, algo="naive", staged=False)
@@ -137,7 +137,7 @@ class FusedScatterCall(FusedCall):
                 one.parameters.all_rows = self.counts[rank.index]
 
     def _key(self, rows: int) -> tuple[object, ...]:
-        """Everything that the plan for this number of rows depends on, except the group."""
+        """Return everything that the plan for this number of rows depends on, except the group."""
         return (*super()._key(rows), self.counts)
 
     def _plan(self, rows: int) -> plan.Plan:

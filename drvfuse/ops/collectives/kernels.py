@@ -210,6 +210,6 @@ def _check(argument: str, got: object, allowed: tuple[object, ...] | range) -> N
 
 
 def check_call(ranks: int) -> Specialisation:
-    """How the kernel that compares the calls of `ranks` ranks is compiled."""
+    """Return how the kernel that compares the calls of `ranks` ranks is compiled."""
     fixed = tuple((workspace.defines() | {"DRVFUSE_RANKS": ranks, "DRVFUSE_COMPARES": 1}).items())
     return Specialisation("collectives", "check_call", fixed)

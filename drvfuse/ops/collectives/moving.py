@@ -66,7 +66,7 @@ def options(
     trace: Trace | None,
     more: Sequence[str] = (),
 ) -> CallOptions:
-    """The checked options of `op`. `more` are its algorithms besides `ALGORITHMS`.
+    """Return the checked options of `op`. `more` are its algorithms besides `ALGORITHMS`.
 
     Raises Unsupported for an algorithm that the devices cannot run, and what `require_moves` raises.
     """
@@ -79,7 +79,7 @@ def options(
 
 
 def lengths(argument: str, value: Any, ranks: int) -> tuple[int, ...]:
-    """The number of rows of each rank: the caller's list `value`, checked. Raises ArgumentError, which names
+    """Return the number of rows of each rank: the caller's list `value`, checked. Raises ArgumentError, which names
     `argument`."""
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -104,8 +104,8 @@ def outputs(
     why: str,
     alignment: int = 1,
 ) -> tuple[list[Operand], list[Any]]:
-    """The arrays to write: those that the caller gave for `argument`, or new ones. They are returned as operands and as
-    the objects that the call returns. `shape` may be a list with a shape for each local rank."""
+    """Return the arrays to write: those that the caller gave for `argument`, or new ones. They are returned as operands
+    and as the objects that the call returns. `shape` may be a list with a shape for each local rank."""
     targets = []
     if given is not None:
         targets = operands.of_ranks(group, argument, given, shape, dtype, why, alignment=alignment, writable=True)
@@ -180,7 +180,7 @@ class MoveCall:
         return moves.traffic(self.work, self.algo, self.staged)
 
     def algorithms(self) -> list[str]:
-        """The algorithms to try one after another: the workspace may be too small for the first one."""
+        """Return the algorithms to try one after another: the workspace may be too small for the first one."""
         group, algo = self.common.group, self.common.algo
         if algo == RELAY and self.work.ranks < 3:
             return ["push"]
@@ -211,7 +211,7 @@ class MoveCall:
         return Direct([one.launch for one in ready]), ready
 
     def ready(self) -> list[Ready]:
-        """The launches of all local ranks, for an algorithm other than "naive"."""
+        """Return the launches of all local ranks, for an algorithm other than "naive"."""
         group, common = self.common.group, self.common
         own = [source.ptr for source in self.parts[0].sources]
         # not needed on one node: `work`, which is in the key too, then has the same tables

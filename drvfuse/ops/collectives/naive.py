@@ -34,8 +34,8 @@ class Chunk:
 
 
 def sources(group: Group, position: int, own: int, slot: int, offset: int = 0) -> list[int]:
-    """The addresses from which rank `position` sums, by rank: its own input at `own`, and its slots, which hold the
-    parts of the other ranks' inputs.
+    """Return the addresses from which rank `position` sums, by rank: its own input at `own`, and its slots, which hold
+    the parts of the other ranks' inputs.
 
     `offset` bytes are subtracted from each address: the kernel gets addresses of whole tensors and adds the offset of
     the part itself.
@@ -100,7 +100,7 @@ def require_access(group: Group, inputs: Sequence[int], nbytes: Sequence[int]) -
             if peer != position and size and not copyable_by(source, size, rank.device):
                 raise Unsupported(
                     f'algo="naive" in a graph capture needs inputs that every device of the group has access to, '
-                    f"and device {rank.device.index} has none to inputs[{peer}]; outside a capture it copies them"
+                    f"and device {rank.device.index} cannot access inputs[{peer}]; launch the call outside a capture"
                 )
 
 

@@ -173,7 +173,7 @@ class NodeMoveCall:
         return AcrossNodes(self.common.group, stages), every
 
     def _kernel(self, step: Inside) -> MoveCall:
-        """The kernel of a step, by an algorithm for which the workspace is large enough."""
+        """Return the kernel of a step, by an algorithm for which the workspace is large enough."""
         group = self.common.group
         if step.source is Place.PAYLOAD:
             return self._rearranging(step)
@@ -199,7 +199,8 @@ class NodeMoveCall:
         return replace(call, algo="put" if puts else "push")  # a staged "put" would stage in its target
 
     def _rearranging(self, step: Inside) -> MoveCall:
-        """The kernel that rearranges scales from payloads. It is "pull", which needs no room in the workspace."""
+        """Return the kernel that rearranges scales from payloads. It is "pull", which needs no room in the
+        workspace."""
         scales, payloads = self.parts[-1], _payloads(self.common.group)
         targets = [
             operands.made(
@@ -247,7 +248,7 @@ class NodeMoveCall:
 
 
 def _payloads(group: Group) -> list[Operand]:
-    """The payloads of the local ranks."""
+    """Return the payloads of the local ranks."""
     nbytes = group.workspace.payload_bytes
     begins = [group.workspace.pointers[rank.index] + PAYLOAD_OFFSET for rank in group]
     return [

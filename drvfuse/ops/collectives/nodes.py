@@ -28,7 +28,8 @@ ALGORITHM = "two_stage"
 
 
 def algorithm(group: Group, algo: str, use_multimem: bool) -> str:
-    """The algorithm inside nodes that `algo` asks for. ArgumentError unless that is "auto" or "two_stage".
+    """Return the algorithm inside nodes that `algo` asks for. Raises ArgumentError unless that is "auto" or
+    "two_stage".
 
     Raises Unsupported for multicast, and if the devices of a node lack peer access.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def owned_rows(group: Group, rows: int, splits: Any) -> tuple[int, ...]:
-    """The number of rows of each rank: `splits`, or numbers as equal as possible if that is None.
+    """Return the number of rows of each rank: `splits`, or numbers as equal as possible if that is None.
 
     Raises ArgumentError for splits whose sum is not `rows`."""
     if splits is None:

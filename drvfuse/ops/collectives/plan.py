@@ -59,7 +59,7 @@ class Plan:
 
 
 def pull(kernel: CollectiveKernel, shape: LaunchShape, items: int, chunk: int, parameters: ctypes.Structure) -> Plan:
-    """The plan of a pull algorithm for `items` elements or rows in chunks of `chunk` packs or rows."""
+    """Return the plan of a pull algorithm for `items` elements or rows in chunks of `chunk` packs or rows."""
     counts = trace_counts(kernel.work, shape, items, chunk)
     return Plan(kernel, shape.blocks, shape.threads, counts, barriers(kernel.work, items, chunk), parameters)
 
@@ -67,8 +67,8 @@ def pull(kernel: CollectiveKernel, shape: LaunchShape, items: int, chunk: int, p
 def push(
     group: Group, kernel: CollectiveKernel | MoveKernel, shape: PushShape, blocks: int, alone: int, parameters: Any
 ) -> Plan:
-    """The plan of a push algorithm on up to `blocks` multiprocessors, or up to `alone` while no other group is open on
-    the devices. It loads the kernel on all devices, and the lowest occupancy decides the grid."""
+    """Return the plan of a push algorithm on up to `blocks` multiprocessors, or up to `alone` while no other group is
+    open on the devices. It loads the kernel on all devices, and the lowest occupancy decides the grid."""
     spec = kernel.specialisation
     resident = min(load(rank.device, spec).occupancy(rank.device, shape.threads) for rank in group)
     # the same condition decides how the kernels instantiate `Push`
@@ -88,7 +88,7 @@ def push(
 
 
 def capability(group: Group) -> tuple[int, int]:
-    """The lowest compute capability of the group's devices."""
+    """Return the lowest compute capability of the group's devices."""
     return min(member.capability for member in group.transport.members)
 
 
@@ -141,8 +141,8 @@ def take(
 
 
 def call_of_rank(group: Group, position: int) -> Call:
-    """The `Call` of every collective's kernel on a local rank. Its tables have an entry for each rank of the same node,
-    in the order of the ranks."""
+    """Return the `Call` of every collective's kernel on a local rank. Its tables have an entry for each rank of the
+    same node, in the order of the ranks."""
     workspace, layout, rank = group.workspace, group.layout, group.ranks[position].index
     call = Call(report=workspace.report_pointers[rank], rank=layout.place(rank))
     call.workspaces[: layout.inside] = [workspace.pointers[peer] for peer in layout.ranks(layout.of[rank])]
@@ -150,7 +150,7 @@ def call_of_rank(group: Group, position: int) -> Call:
 
 
 def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
-    """The plan on every local rank, with the kernel loaded and the parameters that differ by rank written."""
+    """Return the plan on every local rank, with the kernel loaded and the parameters that differ by rank written."""
     workspace, specialisation, found = group.workspace, plan.kernel.specialisation, []
     early = pdl is PDLLevel.OVERLAP_AT_BEGINNING
     for position, rank in enumerate(group.ranks):

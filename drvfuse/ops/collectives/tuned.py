@@ -39,7 +39,7 @@ def path() -> Path:
 
 
 def stored(file: Path) -> dict[str, Measured]:
-    """Return the contents of the file; empty if there is none. ArgumentError if it is not what `drvfuse tune`
+    """Return the contents of the file; empty if there is none. Raises ArgumentError if it is not what `drvfuse tune`
     writes."""
     try:
         text = file.read_text()
