@@ -53,8 +53,9 @@ class _Board:
 class Meetings:
     """All boards of a server of `size` ranks: board 0 has all ranks, and splits make the others.
 
-    `send(rank, message, data)` is called with every answer, and for every rank that has ended or left, to all members
-    of its boards, with {"ended": [board, place, how]}. `rank` is a rank of board 0, and `place` a rank of that board.
+    `send(rank, message, data)` is called with every answer. When a rank has ended or left a board, it is also called
+    for each other member, with {"ended": [board, place, how]}. `rank` is a rank of board 0; `place` is the number that
+    the ended rank has on board `board`.
     """
 
     def __init__(self, size: int, send: Callable[[int, dict[str, Any], bytes], None]) -> None:
@@ -89,8 +90,8 @@ class Meetings:
             self._mismatch(board, *self._refused)
 
     def ask(self, rank: int, number: int, request: Request) -> None:
-        """Record that `rank` takes a step on board `number`. Raises KeyError if the rank is not a member of that
-        board."""
+        """Record the request that `rank` makes for its next step on board `number`. Raises KeyError if the rank is no
+        member of that board, or has a request there already."""
         board = self._boards[number]
         if rank not in board.members or rank in board.requests:
             raise KeyError(rank)

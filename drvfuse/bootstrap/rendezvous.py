@@ -67,7 +67,7 @@ def meet(
 
 
 def connect(place: Place, timeout: float = 60.0, notices: Notices | None = None) -> Board:
-    """The board of the next group of the job of `place`. See `meet`."""
+    """Connect to the next group of the job that `place` describes, as `meet` does. Returns the board of the group."""
     until = time.monotonic() + seconds_of("timeout", timeout)
     if notices is not None:
         if place.rank == 0:
@@ -81,13 +81,14 @@ def connect(place: Place, timeout: float = 60.0, notices: Notices | None = None)
 
 
 def address_of(place: Place, number: int) -> Address:
-    """The address of group `number` of a job without a store. Raises ArgumentError if the job has none."""
+    """The address of a group if no store is given; the job has connected `number` groups before. Raises ArgumentError
+    if the launcher's variables do not determine an address."""
     if not place.job and place.size > 1:
         raise ArgumentError(
             "environment variable MASTER_PORT",
             "not set",
-            "a number that all ranks of this job have and no other job of this user, or `store` must be given: nothing "
-            "else that the launcher has set tells its jobs apart",
+            "a number that all ranks of this job share and that no other job of this user has, since the launcher has "
+            "set nothing else that distinguishes its jobs; or pass `store`",
         )
     secret = os.environ.get("DRVFUSE_SECRET", "").encode()
     if secret and len(secret) < _SHORTEST_SECRET:
@@ -135,7 +136,7 @@ def _noticed(notices: Notices, seconds: float) -> Address:
     try:
         return address.of_notice(notices.read(seconds))
     except ValueError as error:
-        raise NotThere(f"the value in the store is no notice of drvfuse ({error})") from None
+        raise NotThere(f"the value in the store is no address that drvfuse has written ({error})") from None
 
 
 def _serve(

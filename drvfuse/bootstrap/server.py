@@ -32,7 +32,7 @@ _live: weakref.WeakSet[Server] = weakref.WeakSet()
 
 
 class _Client:
-    """One connection. `rank` is None until its handshake is complete."""
+    """One connection to the server. `rank` is -1 until the handshake is complete."""
 
     def __init__(self, connected: socket.socket, where: str) -> None:
         connected.setblocking(False)
@@ -83,8 +83,8 @@ class Server:
 
     def abandon(self) -> None:
         """In a forked child: close its copies of the sockets, so that the other ends see when the parent has ended."""
-        for its in (*self._listeners, *(client.socket for client in self._clients), self._wake, self._woken):
-            its.close()
+        for own in (*self._listeners, *(client.socket for client in self._clients), self._wake, self._woken):
+            own.close()
         self._selector.close()
 
     def _run(self) -> None:
@@ -105,8 +105,8 @@ class Server:
             for client in list(self._clients):
                 self._flush(client)
                 client.socket.close()
-            for its in (*self._listeners, self._wake, self._woken, *self._adopted):
-                its.close()
+            for own in (*self._listeners, self._wake, self._woken, *self._adopted):
+                own.close()
             self._selector.close()
 
     def _ready(self, ready: Any, client: _Client | None, events: int) -> None:

@@ -108,7 +108,8 @@ class Workspace:
     """
 
     def __init__(self, transport: Transport, payload_bytes: int, nodes: Nodes) -> None:
-        """Collective, as `Transport.allocate` is. Kernels number the ranks inside each node of `nodes`."""
+        """Allocates the workspaces. Collective, as `Transport.allocate` is. `nodes` are the nodes of the group: kernels
+        use the numbers that ranks have inside their nodes."""
         self.nodes = nodes
         self.payload_bytes = payload_bytes
         self.slots_offset = (PAYLOAD_OFFSET + payload_bytes + 127) // 128 * 128

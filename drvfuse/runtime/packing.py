@@ -69,7 +69,8 @@ class Arguments:
                 self.structures[index] = type(value)
 
     def view(self, index: int, kind: type[Struct]) -> Struct:
-        """One argument, a struct of class `kind`, in place. Raises ArgumentError if its parameter has another size."""
+        """One argument as a struct of class `kind` in place: writing to the struct changes the argument. Raises
+        ArgumentError if the parameter has another size."""
         param = self._info.params[index]
         if param.size != ctypes.sizeof(kind):
             raise self._wrong(
