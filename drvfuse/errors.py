@@ -323,8 +323,8 @@ class GroupTimeout(GroupError):
         self.missing, self.waiting, self.seconds = tuple(missing), dict(waiting), seconds
         absent = "; ".join(f"rank {rank}: {self.waiting.get(rank, 'nothing is known of it')}" for rank in self.missing)
         present = "; ".join(f"rank {rank}: {text}" for rank, text in self.waiting.items() if rank not in self.missing)
-        text = f"{ranks_text(self.missing)} did not come within {seconds:.3g} s ({absent})"
-        super().__init__(what, None, text + (f"; the others wait ({present})" if present else ""))
+        text = f"{ranks_text(self.missing)} did not take part within {seconds:.3g} s ({absent})"
+        super().__init__(what, None, text + (f"; the other ranks wait ({present})" if present else ""))
 
 
 class RankEnded(GroupError):

@@ -73,7 +73,7 @@ def listen_here(name: str) -> socket.socket:
         listener.close()
         if error.errno != errno.EADDRINUSE:
             raise
-        both = f"{_holder(name)} and process {os.getpid()} both came as rank 0 of one job"
+        both = f"{_holder(name)} and process {os.getpid()} both act as rank 0 of one job"
         raise GroupMismatch("which process is rank 0", {0: both}) from None
     listener.listen(_BACKLOG)
     return listener

@@ -167,14 +167,14 @@ class Connection:
             while (answer := self._answers[number]) is None:
                 if self._lost:
                     raise self._server_ended(board, what)
-                left = until - time.monotonic()
-                if left <= 0:
+                remaining = until - time.monotonic()
+                if remaining <= 0:
                     members = self._members.get(board, (self.rank,))
                     silent = "its process, which serves the board, does not answer"
                     missing = [members.index(0)] if 0 in members else []
                     waiting = {**dict.fromkeys(missing, silent), members.index(self.rank): what}
                     raise GroupTimeout(what, missing, waiting, seconds)
-                self._news.wait(left)
+                self._news.wait(remaining)
             return answer
 
     def _server_ended(self, board: int, what: str) -> RankEnded | ClosedError:
@@ -197,7 +197,7 @@ class Connection:
         except OSError as error:
             lost = handshake.loss(error)
         except (Malformed, *NOT_A_MESSAGE):
-            lost = "its process sent what is no message of a board"
+            lost = "its process sent bytes that are no message of a board"
         with self._news:
             self._lost = self._failure or lost
             # Rank 0 of the first board counts as ended on all its boards, since the server ran in its process.

@@ -57,7 +57,7 @@ def share(
     """
     until = time.monotonic() + (board.timeout if timeout is None else seconds_of("timeout", timeout))
 
-    def left() -> float:
+    def seconds_left() -> float:
         return max(until - time.monotonic(), 0.001)
 
     gifts: dict[int, list[int]] = {}
@@ -75,7 +75,7 @@ def share(
         except OSError as error:
             failure = failure or f"no socket to receive at: {error.strerror or error}"
         card = {"host": host_identity(), "name": name, "token": token.hex(), "failure": failure}
-        cards = [json.loads(text) for text in board.gather(what, json.dumps(card).encode(), left())]
+        cards = [json.loads(text) for text in board.gather(what, json.dumps(card).encode(), seconds_left())]
         _all_can(what, cards, wrong)
         sent: list[socket.socket] = undo.enter_context(contextlib.closing(_Sockets()))
         try:
@@ -85,14 +85,14 @@ def share(
                     sent.append(_send(address, theirs, board.rank, gifts.get(peer, [])))
         except OSError as error:
             failure = f"its descriptors for rank {peer} were not sent: {error.strerror or error}"
-        board.vote(what, failure, left())
+        board.vote(what, failure, seconds_left())
         received: dict[int, list[int]] = {}
         undo.callback(_close, received.values())
         try:
             _receive(listener, token, board, received, min(until, time.monotonic() + _ACCEPT_SECONDS))
         except OSError as error:
             failure = f"descriptors were not received: {error.strerror or error}"
-        board.vote(what, failure, left())
+        board.vote(what, failure, seconds_left())
         result = dict(received)
         received.clear()
         return result

@@ -61,7 +61,7 @@ class Meetings:
     def __init__(self, size: int, send: Callable[[int, dict[str, Any], bytes], None]) -> None:
         self._send = send
         self._boards = {0: _Board(tuple(range(size)))}
-        self._made = 1
+        self._next_number = 1
         self._seen: dict[int, str] = {}
         self._suspects: dict[int, str] = {}
         self._refused: tuple[str, dict[int, str]] | None = None
@@ -71,7 +71,7 @@ class Meetings:
         """Whether every rank has connected."""
         return all(rank in self._seen for rank in self._boards[0].members)
 
-    def came(self, rank: int, who: str) -> str | None:
+    def connected(self, rank: int, who: str) -> str | None:
         """Record that a rank has connected; `who` describes its process. Returns the description of the process that
         had connected as this rank before, or None."""
         before = self._seen.get(rank)
@@ -188,7 +188,7 @@ class Meetings:
         numbers: dict[int, int] = {}
         for wanted in sorted({colour for colour, _ in choices if colour is not None}):
             places = sorted((key, place) for place, (colour, key) in enumerate(choices) if colour == wanted)
-            numbers[wanted], self._made = self._made, self._made + 1
+            numbers[wanted], self._next_number = self._next_number, self._next_number + 1
             self._boards[numbers[wanted]] = _Board(tuple(board.members[place] for _, place in places))
         colours = {rank: colour for rank, (colour, _) in zip(board.members, choices, strict=True)}
         for rank in board.waiting:

@@ -212,9 +212,9 @@ def _reach(
     known: Address | None = None
     pause, trouble = 0.01, ""
     while True:
-        left = until - time.monotonic()
+        remaining = until - time.monotonic()
         try:
-            known, trouble = read(max(min(left, _READ_SECONDS if known is None else 0.0), 0.0)), ""
+            known, trouble = read(max(min(remaining, _READ_SECONDS if known is None else 0.0), 0.0)), ""
         except NotThere as error:
             trouble = str(error)
         for target in known.targets if known else ():
@@ -230,10 +230,10 @@ def _reach(
             except OSError as error:
                 reason = "nobody listens" if error.errno == errno.ECONNREFUSED else f"no answer ({error})"
                 states[target] = f"{reason} {address.in_words(target)}"
-        if left <= 0:
+        if remaining <= 0:
             found = ", ".join(filter(None, (*(states[target] for target in (known.targets if known else ())), trouble)))
             hint = _HINT if known and not known.host and place.one_host is None and not known.tcp else ""
             waiting = {0: (found or "no address of it can be reached from here") + hint}
             raise GroupTimeout(JOINING, [0], {**waiting, place.rank: f"{JOINING}, which rank 0 serves"}, timeout)
-        time.sleep(min(pause, left))
+        time.sleep(min(pause, remaining))
         pause = min(2 * pause, 0.2)

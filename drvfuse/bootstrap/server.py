@@ -161,7 +161,7 @@ class Server:
             self._drop(client, handshake.loss(error))
         except (Malformed, *NOT_A_MESSAGE) as error:
             _log.debug("a malformed message from %s: %r", client.where, error)
-            self._drop(client, "it sent what is no message of a board")
+            self._drop(client, "it sent bytes that are no message of a board")
 
     def _greet(self, client: _Client, hello: dict[str, Any]) -> None:
         rank, size, theirs = int(hello["rank"]), int(hello["size"]), str(hello["nonce"])
@@ -171,7 +171,7 @@ class Server:
             return self._refuse(client, refused="another group")
         names = theirs, self._group, rank, size
         if not handshake.is_proof(hello["proof"], handshake.proof(self._secret, "rank", client.nonce, *names)):
-            self._meetings.suspect(rank, f"someone at {client.where} came as this rank with a wrong secret")
+            self._meetings.suspect(rank, f"someone at {client.where} tried to with a wrong secret")
             return self._refuse(client, refused="secret")
         who = f"process {int(hello['pid'])}"
         problem: tuple[str, dict[int, str]] | None = None
@@ -179,8 +179,8 @@ class Server:
             problem = "the number of ranks", {0: str(self._size), rank: str(size)}
         elif not 0 <= rank < size:
             problem = "which ranks there are", {rank: f"not one of 0 to {size - 1}"}
-        elif (before := self._meetings.came(rank, who)) is not None:
-            problem = f"which process is rank {rank}", {rank: f"{before} and {who} both came as this rank"}
+        elif (before := self._meetings.connected(rank, who)) is not None:
+            problem = f"which process is rank {rank}", {rank: f"{before} and {who} both connected as this rank"}
         if problem is not None:
             if not self._meetings.complete:
                 self._meetings.refuse(*problem)

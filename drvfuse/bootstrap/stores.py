@@ -100,9 +100,9 @@ class _Keyed:
                 reason = "it holds nothing" if value == b"" else f"get returned {kind_of(value)}, not bytes"
             if isinstance(value, bytes | bytearray | memoryview) and len(value):
                 return bytes(value)
-            if (left := until - time.monotonic()) <= 0:
+            if (remaining := until - time.monotonic()) <= 0:
                 raise NotThere(f"the store has no key {_KEY!r}: {reason}")
-            time.sleep(min(_POLL, left))
+            time.sleep(min(_POLL, remaining))
 
     def take_down(self, notice: bytes) -> None:
         try:

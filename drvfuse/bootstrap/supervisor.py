@@ -170,10 +170,10 @@ class Supervisor:
         self._say(text)
 
     def _end_them(self, number: signal.Signals) -> None:
-        left = [process for process in self._processes if not process.ended]
-        for process in left:
+        running = [process for process in self._processes if not process.ended]
+        for process in running:
             process.signal(number)
-        said = [process.name for process in left if not process.service]
+        said = [process.name for process in running if not process.service]
         if said:
             self._say(f"{number.name} to {', '.join(said)}")
         killed = number == signal.SIGKILL

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of a group tell one another before they share anything, and what all of them conclude from it.
+"""The facts that the ranks of a group send one another before they share anything, and what all ranks conclude.
 
 Every rank gathers the records of all ranks and calls `agree`, which depends on nothing else. So all ranks raise the
 same error, or none does.

@@ -75,8 +75,8 @@ class CallState:
         """Raise the error that says why all processes of the group must reset it."""
         self.check(calls)
         raise LaunchError(
-            "an earlier call of the group could not be launched on this rank, and the others wait for it or have given "
-            "up: call group.reset() on all ranks"
+            "an earlier call of the group could not be launched on this rank, and the other ranks wait for it or have "
+            "given up: call group.reset() on all ranks"
         )
 
     def begin(self, positions: Sequence[int], call: Noted) -> None:

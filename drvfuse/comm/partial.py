@@ -33,8 +33,8 @@ class PartialCalls:
             return False
         with self._lock:
             for position in positions:
-                behind = self._launched[position] < len(self._calls)
-                if behind and self._calls[self._launched[position]] is not call:
+                unfinished = self._launched[position] < len(self._calls)
+                if unfinished and self._calls[self._launched[position]] is not call:
                     first = self._calls[self._launched[position]].note
                     raise LaunchError(
                         f"{first} must first be launched on rank {self._indices[position]}, as it was launched on "

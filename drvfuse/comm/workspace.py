@@ -169,13 +169,13 @@ class Workspace:
 
         A report of a call that differs from a peer's comes first. Next comes a report about a missing peer that has
         made no report, since a peer with a report was itself waiting for another rank. A report that another node gave
-        up comes last. Among equals, that of the lowest rank is returned.
+        up comes last. Among equal reports, that of the lowest rank is returned.
         """
         ranks = np.flatnonzero(self._magic)
-        heard = self.reports[ranks]["kind"] == EXCHANGE
-        if heard.all():
+        of_exchange = self.reports[ranks]["kind"] == EXCHANGE
+        if of_exchange.all():
             return self._fields(self.reports[ranks[0]]) | {"rank": int(ranks[0])}
-        ranks = ranks[~heard]
+        ranks = ranks[~of_exchange]
         found = self.reports[ranks]
         pairs = zip(ranks.tolist(), found["peer"].tolist(), strict=True)
         found["rank"], found["peer"] = ranks, [self.nodes.peer(rank, place) for rank, place in pairs]

@@ -125,7 +125,7 @@ class Mpi:
             self._wait(part, self._rail.Ialltoall([sent, kind], [theirs, kind]))
         if (theirs != received).any():
             pairs = enumerate(zip(theirs, received, strict=True))
-            sizes = "; ".join(f"node {node} sends {came} bytes for {own} expected here" for node, (came, own) in pairs)
+            sizes = "; ".join(f"node {node} sends {nbytes} bytes for {own} expected" for node, (nbytes, own) in pairs)
             raise ExchangeError(part.member.rank, self.name, f"differs in size between nodes: {sizes}")
 
     def _copy_pieces(self, part: Pieces, pieces: Sequence[Piece], host: np.ndarray[Any, Any], to_host: bool) -> None:

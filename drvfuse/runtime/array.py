@@ -174,7 +174,7 @@ class Array:
 
         If `values` is a device array of drvfuse or of another library, on any device of the same driver, the copy is
         ordered after the work that writes `values`, and later work on the stream of `values` is ordered after the copy.
-        The method does not wait, unless another library does not tell that stream. `values` must not overlap the array.
+        The method waits only if the library of `values` names no stream. `values` must not overlap the array.
         """
         from . import copies
 

@@ -120,7 +120,7 @@ class Pool(Owned):
         weakref.finalize(owner, _dropped, weakref.ref(self), block.ptr).atexit = False
 
     def flush(self) -> None:
-        """Free the queued blocks, each after the work of every stream that used it. See `lifetime.flush`."""
+        """Free the queued blocks, each after the work of every stream that used it (`lifetime.flush`)."""
         flush(self.device.driver)
 
     def _free(self, block: Block) -> None:
