@@ -167,7 +167,7 @@ def _on_this_host(variables: Mapping[str, str], launcher: Launcher, size: int) -
 
 
 def _slurm_local_size(variables: Mapping[str, str]) -> int | None:
-    """The tasks of this node: entry SLURM_NODEID of a list such as "2(x3),1", which is 2, 2, 2, 1."""
+    """The number of tasks on this node: entry SLURM_NODEID of a list such as "2(x3),1", which means 2, 2, 2, 1."""
     counts: list[int] = []
     for part in variables.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
         if match := re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part):

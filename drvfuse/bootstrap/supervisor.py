@@ -42,8 +42,8 @@ class Process:
         self.ended = False
 
     def signal(self, number: int) -> None:
-        """Send a signal to the whole process group of this process, unless the process has ended: then another group
-        may have the number."""
+        """Send a signal to the whole process group of this process. Does nothing if the process has ended, since
+        another group may have its number then."""
         if self.popen.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.popen.pid, number)

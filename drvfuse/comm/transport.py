@@ -96,7 +96,8 @@ class Transport(Protocol):
     def ended(self) -> Mapping[int, str]: ...
 
     def open(self) -> None:
-        """Let the devices of this process reach those of the other ranks, as far as they can."""
+        """Let the devices of this process access the memory of the other ranks' devices, where the hardware allows
+        it."""
 
     def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:
         """A `with` block in which every rank does its part of a step. At its end all ranks have succeeded, or all
@@ -185,7 +186,7 @@ class LocalTransport:
 
 
 class _Separate:
-    """Memory where each rank can use only its own part."""
+    """Memory of ranks that cannot access one another's memory: a separate buffer for each rank."""
 
     def __init__(self, buffers: Sequence[SymmetricBuffer]) -> None:
         self._buffers = tuple(buffers)

@@ -149,7 +149,7 @@ class Workspace:
         return ComparedCalls(tables[own], [table for rank, table in enumerate(tables) if rank != own], first=first)
 
     def _compare_owners(self, transport: Transport, identity: Identity) -> None:
-        """Raise GroupMismatch unless the workspace of every rank is what this group has made for that rank."""
+        """Raise GroupMismatch if the memory mapped as a rank's workspace belongs to another rank or another group."""
         (own,), (device,) = self._own, self._devices
         with transport.step("sign the workspaces"):
             mine = view(self.pointers[own] + OWNER_OFFSET, 2, "uint64", device)

@@ -92,7 +92,7 @@ def load(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]] | None:
 
 
 def _read(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Read an entry, as `load` returns it. Raises one of `_DAMAGE` for a damaged one."""
+    """Read an entry, as `load` returns it. Raises one of `_DAMAGE` for a damaged entry."""
     record = json.loads((entry / _META).read_bytes())
     meta = record["meta"]
     files = {name: (entry / name).read_bytes() for name in record["sha256"]}

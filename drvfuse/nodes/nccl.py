@@ -40,7 +40,7 @@ def _nvls() -> bool:
 
 
 def _refuse_multicast(nodes: Nodes, hosts: Sequence[str]) -> None:
-    """Raise Unsupported, on all ranks alike, if NCCL might make a multicast object. `hosts[i]` is that of rank i."""
+    """Raise Unsupported, on all ranks alike, if NCCL might make a multicast object. `hosts[i]` is rank i's host."""
     for place in range(nodes.inside):
         together = [hosts[nodes.ranks(node)[place]] for node in range(nodes.count)]
         names = [host.removesuffix(_MAY_MULTICAST) for host in together]

@@ -132,7 +132,7 @@ def _parameter_text(param: Param, packed: bytes, structure: type[ctypes.Structur
 
 
 def format_args(args: tuple[Any, ...]) -> str:
-    """The arguments of a recorded call as text; `args` are those of the call, or a `LaunchNote` alone."""
+    """The arguments of a recorded call as text. `args` are the arguments of the call; for a launch, a `LaunchNote`."""
     return ", ".join(_texts(args))
 
 

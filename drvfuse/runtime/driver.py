@@ -73,14 +73,14 @@ Part = TypeVar("Part")
 
 
 class Owner:
-    """Base of objects to which other modules attach objects with the same lifetime: `part(kind)` is the one object of
+    """Base of objects to which other modules attach parts that live as long as the object. `part(kind)` is the part of
     class `kind`."""
 
     def __init__(self) -> None:
         self._parts: dict[Any, Any] = {}
 
     def part(self, kind: Callable[[Self], Part]) -> Part:
-        """The object of class `kind`, which the first call makes as `kind(self)`."""
+        """The part of class `kind`, which the first call makes as `kind(self)`."""
         found: Part | None = self._parts.get(kind)
         return self._parts.setdefault(kind, kind(self)) if found is None else found
 

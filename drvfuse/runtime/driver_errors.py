@@ -121,7 +121,7 @@ def _report(driver: Driver, number: int) -> Any:
 
 
 def _before(name: str, code: Any) -> list[str]:
-    """The calls before a failed call. The failed call is the last one of the record, unless it is not recorded."""
+    """The calls before a failed call, as text. The record ends with the failed call, if that is recorded at all."""
     recent = list(calls.ring)[-9:]
     if recent and recent[-1][0] == name and recent[-1][2] == code:
         recent.pop()

@@ -54,7 +54,7 @@ class Arguments:
             self.set(index, value)
 
     def set(self, index: int, value: Argument) -> None:
-        """Rewrite one argument in place, with the same checks."""
+        """Rewrite one argument in place, with the checks of the constructor."""
         params = self._info.params
         if not 0 <= index < len(params):
             raise ArgumentError("index", index, f"an argument of {self._info.name}, 0 to {len(params) - 1}")
