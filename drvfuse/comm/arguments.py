@@ -42,7 +42,7 @@ def colors(ranks: int, color: Any, key: Any) -> tuple[list[int | None], list[int
                 if isinstance(value, (list, tuple))
                 else repr(value)
             )
-            raise ArgumentError(name, got, f"a list with an entry for each of the {ranks} local ranks")
+            raise ArgumentError(name, got, f"a list of {counted(ranks, 'entry', 'entries')}, one for each local rank")
         found.append(entries)
     chosen = [None if c is None else integer("color", c, 0, "an integer of at least 0, or None") for c in found[0]]
     return chosen, [require_integer("key", k, "an integer") for k in found[1]]
