@@ -165,9 +165,9 @@ def test_a_store_that_loses_the_key_ends_in_a_time_out_that_says_so(kind):
         (b"", "it holds nothing"),
         (None, "get returned None, not bytes"),
         ("text", "get returned a str, not bytes"),
-        (b"garbage", "no notice of drvfuse"),
-        (b"[]", "no notice of drvfuse"),
-        (b'{"group": 1}', "no notice of drvfuse"),
+        (b"garbage", "no address that drvfuse has written"),
+        (b"[]", "no address that drvfuse has written"),
+        (b'{"group": 1}', "no address that drvfuse has written"),
     ],
 )
 def test_a_store_with_a_foreign_value_ends_in_a_time_out_that_says_so(value, text):

@@ -216,7 +216,7 @@ def test_arguments_that_are_not_streams_or_events_are_refused(driver, refused):
     stream = df.device(0, driver=driver).stream
     with df.Graph.capture([df.Stream(stream.device)]) as graph:
         pass
-    refused(lambda: stream.wait(stream), "event", "must be a drvfuse.Event; a stream is followed by Stream.follow")
+    refused(lambda: stream.wait(stream), "event", "must be a drvfuse.Event; to wait for a stream, call Stream.follow")
     refused(lambda: stream.record(3), "event", "is an int")
     refused(lambda: stream.follow(stream.handle), "other", "Stream.wrap(device, stream)")
     refused(lambda: graph.launch(stream.handle), "stream", "Stream.wrap(device, stream)")
