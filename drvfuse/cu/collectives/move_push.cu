@@ -23,12 +23,12 @@
 constexpr bool SAME = DRVFUSE_SAME;
 constexpr int SOURCES = SAME ? 1 : PEERS + 1;
 
-// A thread's packs of a unit. With SAME it is one pack for all ranks, otherwise a pack for each peer and then the pack
-// that stays on this rank. A pack that does not exist is not sent.
+// The packs of a unit that a thread sends or keeps. With SAME there is one pack for all ranks. Otherwise there is one
+// for each peer, and then the pack that stays on this rank. A pack that does not exist is not sent.
 struct Packs {
     u32 word[SOURCES][4];
     bool exists[SOURCES];
-    int own_bytes;  // size of the pack that stays on this rank; 0 if there is none, or if it is in its place already
+    int own_bytes;  // bytes of the pack that stays on this rank; 0 if none must be copied
 };
 
 __device__ __forceinline__ void load_unit(Packs& packs, const MovePushParams& p, i64 index) {
@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
     Pushing push(p.call, p.push);
     follow_producer(trace);
     Packs packs;
-    // before start(), as later instructions wait for the epoch that start() loads
+    // The packs are loaded before start(), because instructions after start() wait for the epoch that it loads.
     if (RANKS > 1 && first_index < p.chunk_packs) load_unit(packs, p, first_index);
     clear_padding(p);  // during the loads of the packs
     push.start();

@@ -3,8 +3,8 @@
 // twice.
 //
 // Layout. moves.cuh, of a broadcast's rows alone. Rounds, units and slots are those of move_push.cu. Unit u of a round
-// has a relay, the rank at distance 1 + u mod (ranks - 1) from the root. The root sends the unit to its relay alone,
-// which stores it and sends it to all ranks but the root.
+// has a relay, the rank at distance 1 + u mod (ranks - 1) from the root. The root sends the unit to that relay alone.
+// The relay stores the unit and sends it to all ranks except the root.
 //
 // Grid. One dimension, the same on every rank. Blocks without units copy the root's input to its output.
 //
@@ -18,7 +18,7 @@
 // Outputs are then undefined.
 #include "collectives/move_slots.cuh"
 
-// A thread's pack of a unit, the unit's relay, and the slots of the pack.
+// Describes a unit for one thread: the index of the thread's pack, the rank that relays the unit, and the pack's slots.
 struct Unit {
     i64 index;
     int relay;  // distance of the relay from the root
@@ -50,8 +50,8 @@ __device__ __forceinline__ void move_unit(const MovePushParams& p, Pushing& push
     }
 #pragma unroll
     for (int distance = 1; distance < RANKS; ++distance) {
-        // A relay now sends the root a key without bytes. It sends to the other ranks after it has received the bytes
-        // for them.
+        // A relay now sends a key without bytes, to the root only. It sends to the other ranks after it has received
+        // the bytes for them.
         if (!relays || distance == RANKS - behind_root)
             send_to(push, unit.slots, distance, exists && distance == unit.relay, own[0]);
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forms of the fused kernels: what they do to a row, their parameters, and packs of rows in the caller's tensors.
+// What the fused kernels do to a row (by definitions), their parameters, and how they access packs of rows in the
+// caller's tensors.
 //
 //   DRVFUSE_RESIDUAL        a residual is added. The residual and residual_out are of DRVFUSE_RESIDUAL_DTYPE, which is
 //                           the input's type or float. In both cases the order in which a row is summed is defined by
@@ -46,7 +47,7 @@ struct FusedParams {
     void* output;
     void* scales;
     int rows;
-    int chunk_rows;  // rows of a chunk or round, as each kernel's header says; unused by one_stage direct
+    int chunk_rows;  // rows of a chunk or round (see each kernel's Layout); unused by one_stage without staging
     int columns;
     float epsilon;
     float weight_offset;
@@ -118,7 +119,7 @@ __device__ __forceinline__ u32 output_stride(const FusedParams& p) {
     return (packs_of_row(p) * u32(sizeof(OutPack)) + 15) / 16 * 16;
 }
 
-// Pack `index` of row `row` of the caller's tensor.
+// Loads pack `index` of row `row` of the caller's tensor.
 template <typename T>
 __device__ __forceinline__ void load_of_row(Pack<T, W>& pack, const void* tensor, int row, int index,
                                             const FusedParams& p) {

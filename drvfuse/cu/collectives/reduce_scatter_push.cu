@@ -4,9 +4,10 @@
 //
 // Layout. The tensor is flat and contiguous, 16-byte aligned; scatter_parts.cuh has the parts. They are cut into
 // rounds of `chunk_packs` packs of every part, and a round into units of one pack of every part per thread of a
-// block: block b does units b, b + blocks, ... of every round. A thread sends pack j of each peer's part to that
-// peer, and sums pack j of its own part, which it has from its own input and from the peers. A block sends DEPTH
-// units ahead of the unit that it sums. Slots of a round, after the greetings, in packs: [distance - 1][chunk_packs].
+// block: block b does units b, b + blocks, ... of every round. For a pack index j of a unit, a thread sends pack j of
+// each peer's part to that peer, and sums pack j of its own rank's part over its own input and the packs from the
+// peers. A block sends DEPTH units ahead of the unit that it sums. Slots of a round, in packs: [distance -
+// 1][chunk_packs]. They follow the words of greet() (push.cuh).
 //
 // What is sent. A call of one round sends the packs of each part. For an empty part it sends one pack of zeros, which
 // is not used, as the owner must receive words from every peer in every call (push.cuh). Where a call has several
@@ -41,7 +42,7 @@ __device__ __forceinline__ i64 sent_packs(const ScatterPushParams& p, const Part
     return part.packs() > 0 || FAULT("scatter-empty-part-not-told") ? part.packs() : 1;
 }
 
-// One thread's pack of a unit: its index in the round, and its index in every part that has so many packs.
+// One thread's pack of a unit: its index in the round, and its index in each part. Short parts do not have this pack.
 struct Place {
     i64 in_round;
     i64 index;

@@ -239,7 +239,7 @@ private:
 
     __device__ __forceinline__ void gamma(float (&g)[W], int i) const { vector(g, gamma_, p_.gamma, i); }
 
-    // This thread's pack i of gamma or beta.
+    // Sets v to this thread's pack i of gamma or beta.
     template <int N>
     __device__ __forceinline__ void vector(float (&v)[W], const Pack<Gamma, W> (&kept)[N], const void* from,
                                            int i) const {

@@ -21,8 +21,8 @@
 // Progress needs the blocks of the same index on all ranks to be resident together; devices place blocks in index
 // order.
 //
-// The barrier also detects calls that differ between ranks (calls.cuh). Every barrier but the start barrier, so every
-// one with `publish`, also waits for the words of the peers' calls.
+// The barrier also detects calls that differ between ranks (calls.cuh). Every barrier except the start barrier, so
+// every barrier with `publish`, also waits for the words of the peers' calls.
 //
 // Failure. A wait is bounded by `timeout_ns` of %globaltimer, read once in 1024 polls, and ends early when this rank's
 // abort word is set. The first thread of a rank to give up writes the report and sets the abort word of every rank. A
@@ -53,8 +53,9 @@ public:
         calls_.start();
     }
 
-    // The barrier. `publish`: it also orders this block's earlier accesses in this kernel. Called by all threads of the
-    // block. Returns false to all of them if the call is aborted; then the peers may not have arrived.
+    // Arrives at the next barrier and waits there. `publish`: the barrier also orders this block's earlier accesses in
+    // this kernel. Called by all threads of the block. Returns false to all of them if the call is aborted; then the
+    // peers may not have arrived.
     __device__ __forceinline__ bool arrive_and_wait(bool publish) {
         const bool unordered = FAULT("no-block-barrier-before-release") ||
                                (FAULT("no-block-barrier-before-even-releases") && ordinal_ % 2 == 1);

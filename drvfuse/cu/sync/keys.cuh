@@ -17,11 +17,11 @@
 //   fence between that poll and its stores of the next round. With the relaxed words these are release and acquire
 //   patterns, as in push.cuh.
 //   In the last of several rounds a warp receives a key from the warp of the same index of every peer, which has sent
-//   it after all its clears of the round before. So together the warps of a rank have heard of all clears of all peers.
+//   it after all its clears of the round before. So all clears of all peers happen before the end of the rank's call.
 #pragma once
 #include "sync/push.cuh"
 
-// Returns the key for the packs of the warp's lanes, without those that do not `exist`. Called by all 32 lanes.
+// Returns a valid key for the packs of those lanes of the warp whose pack `exists`. Called by all 32 lanes.
 __device__ __forceinline__ u32 key_of(const u32 (&word)[4], bool exists) {
     bool absent = false;
 #pragma unroll
@@ -49,8 +49,9 @@ public:
     using Base::Base;
 
     // Waits for K packs, which peers have sent to addresses `stride` bytes apart, and clears them. Pack k comes from
-    // distance k + 1. Only packs that are `wanted` are read. The same wait reads the key of each peer, at addresses
-    // `key_stride` bytes apart; every peer sends a key for the whole warp. Called by all 32 lanes.
+    // the peer from which this rank is at distance k + 1. Only packs that are `wanted` are read. The same wait reads
+    // the key of each peer, at addresses `key_stride` bytes apart; every peer sends a key for the whole warp. Called by
+    // all 32 lanes.
     template <int K>
     __device__ __forceinline__ void receive(u32 (&words)[K][4], const bool (&wanted)[K], u32 offset, u32 stride,
                                             u32 (&keys)[K][1], u32 key_offset, u32 key_stride, WaitKind kind = PUSH) {
