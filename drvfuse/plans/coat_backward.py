@@ -15,13 +15,13 @@ from .scratch import SUMS_AT
 MAX_COLUMNS = 32768  # the largest number of columns that the kernels take
 MAX_GRADIENTS = 3  # the largest number of arrays whose sum is the gradient
 DW_SEGMENTS = 132  # the largest number of segments of rows
-FEW_ROWS, FEW_ELEMENTS = (
-    512,
-    1 << 21,
-)  # the largest numbers of rows and of elements of cu/coat/fp8_rmsnorm_backward_few.cu
-_SLICE = 32  # columns of a slice in cu/coat/fp8_rmsnorm_backward_few.cu, whose blocks divide the slices
+# The largest numbers of rows and of elements of cu/coat/fp8_rmsnorm_backward_few.cu.
+FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21
+_SLICE = 32  # columns of a slice in cu/coat/fp8_rmsnorm_backward_few.cu; the slices are distributed over its blocks
 _MAX_RING = 8  # the largest number of rows that a team loads ahead
-_LONG = 12  # rows per team from which on two rows are loaded ahead, and dx of the last two is stored after the sums
+# With at least so many rows per team, a team loads two rows ahead, and RMSNorm's kernel stores dx of the last two rows
+# of a segment after the segment's sums.
+_LONG = 12
 _RING_CAPABILITY = (9, 0)  # the least compute capability with bulk copies
 
 
@@ -38,11 +38,11 @@ def few_rows(rows: int, columns: int) -> bool:
 
 
 class BackwardShape(NamedTuple):
-    """How a kernel divides its work. All fields but `few` determine the order of sums, which the kernels' files
-    state."""
+    """How a backward kernel divides its work. All fields except `few` decide the order of its sums (see the kernels'
+    files)."""
 
     packs: int
-    """Packs of 8 columns of a row that a thread has."""
+    """Packs of a row, of 8 columns each, that a thread has."""
     team_warps: int
     """Warps of a team, which works on one row at a time."""
     teams: int
@@ -84,21 +84,22 @@ class BackwardShape(NamedTuple):
         return 32 * self.team_warps * self.block_teams
 
     def team_rows(self, rows: int) -> int:
-        """The largest number of rows of one segment that a team has."""
+        """The largest number of rows that one team, which works on a row at a time, takes from a segment of rows."""
         return -(-rows // (self.segments * self.block_teams))
 
     def ring_slots(self, rows: int, slot: int, room: int) -> int:
         """The number of rows that each team loads ahead, 0 or 2 to 8. `slot` is the number of bytes of shared memory
         that one row for each team takes, and `room` the number that is available."""
-        # Two rows ahead keep memory busy. A block with few rows gains from more, up to half of its rows. With more than
-        # that some multiprocessors get ahead of others, and the launch ends with the slowest. (Measured on an H200.)
+        # Two rows that are loaded ahead keep memory busy. If a block has few rows, loading more rows ahead helps, up to
+        # half of them. Beyond half, some multiprocessors finish before others, and the launch lasts as long as the
+        # slowest. (Measured on an H200.)
         team_rows = self.team_rows(rows)
         wanted = 2 if team_rows >= _LONG else min(team_rows // 2 + 1, (128 << 10) // slot)
         slots = min(max(wanted, 2), room // slot, _MAX_RING)
         return slots if slots >= 2 else 0
 
     def shares(self, rows: int) -> tuple[int, int]:
-        """(Rows of a segment, the number of segments that have one row more.)"""
+        """(The number of rows of a segment, the number of segments that have one row more.)"""
         segments = max(self.segments, 1)
         return (rows if self.few else rows // segments), rows % segments
 
