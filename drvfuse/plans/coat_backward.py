@@ -48,7 +48,7 @@ class BackwardShape(NamedTuple):
     teams: int
     """Teams of a block; 1 if `few`."""
     segments: int
-    """Segments of rows; if `few`, slots of a block."""
+    """Segments of rows; if `few`, the number of a block's groups of threads with the same rows, called slots."""
     strands: int
     """Parts of the sum over the segments or slots, which different threads add; if `few`, one for each warp."""
     few: bool

@@ -52,7 +52,7 @@ def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows |
 
 def layernorm_plan(limits: Limits, rows: int, columns: int, QB: int, affine: bool) -> HeldTiles | ManyRows | None:
     """The quickest plan of LayerNorm's forward, with w and b if `affine`. None where cu/coat/fp8_layernorm_forward.cu
-    is quicker, a kernel with fewer grid barriers that reads x twice.
+    is quicker: that kernel reads x twice, but has fewer grid barriers.
     """
     if rows < _LAYER_ROWS:
         return None
@@ -105,7 +105,7 @@ class HeldRows(_Plan):
 
     @staticmethod
     def _rows(rows: int) -> tuple[int, int]:
-        """(Rows of a warp, rows of a block); the last ones may lie beyond the tensor's last row."""
+        """(Rows of a warp, rows of a block). The block's last rows may lie beyond the tensor's last row."""
         return (1, 1) if rows == 1 else (4, ceil_div(rows, 4) * 4)
 
     @classmethod

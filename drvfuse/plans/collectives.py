@@ -64,7 +64,8 @@ class Work:
         return row_packs * (pack + (PACK_BYTES if self.normed else 0))
 
     def scale_bytes(self, columns: int) -> int:
-        """The most bytes that a row's scales take when its owner stores them for other ranks: one word per scale."""
+        """The largest number of bytes that a row's scales take where its owner stores them for other ranks: a word per
+        scale."""
         return 4 * (columns // self.group if self.group else 1)
 
     def sent_scale_bytes(self, columns: int) -> int:

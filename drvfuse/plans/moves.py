@@ -100,7 +100,7 @@ class MoveWork:
 
     def aligned(self, algo: str) -> bool:
         """Whether every move to another rank begins at a multiple of 16 bytes where `algo` accesses the memory of a
-        peer: in its output by "put", in its input by "pull"."""
+        peer: in the peer's output with "put", in the peer's input with "pull"."""
         far = [
             move.target if algo == "put" else move.source
             for table in self.tables

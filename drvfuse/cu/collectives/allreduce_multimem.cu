@@ -141,7 +141,7 @@ __device__ __forceinline__ void take_results(const AllreduceMultimemParams& p, c
 }
 
 __device__ __forceinline__ void two_stage(const AllreduceMultimemParams& p, Trace& trace EPILOGUE_REFERENCE) {
-    static_assert(IN_BYTES == OUT_BYTES, "results take the places of inputs");
+    static_assert(IN_BYTES == OUT_BYTES, "results must be as large as inputs, whose places they take");
     const i64 chunk = p.chunk_packs;
     const i64 area = chunk * IN_BYTES;  // bytes of an owner's area
     const Packs part((p.count + W - 1) / W);

@@ -19,10 +19,10 @@
 //
 // Numerics. As in allreduce.cu: +0.0f plus ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
 //
-// Memory ordering. push.cuh. A thread sends, receives and clears packs of the same slots in every round: where a call
-// has several rounds, each sends chunk_packs packs, and the last one sends zeros beyond the end of the tensor. An
-// input is read only by its own rank, so it is free when the rank's kernel completes. The output may be the input, as
-// the thread that writes a pack has read it before.
+// Memory ordering. As push.cuh says. A thread sends, receives and clears packs of the same slots in every round: where
+// a call has several rounds, each sends chunk_packs packs, and the last one sends zeros beyond the end of the tensor.
+// An input is read only by its own rank, so it is free when the rank's kernel completes. The output may be the input,
+// as the thread that writes a pack has read it before.
 //
 // Failure. As push.cuh says. Outputs are undefined after a failure.
 #include "collectives/allreduce_packs.cuh"

@@ -2,8 +2,8 @@
 // All-gather, broadcast and all-to-all between barriers: each rank's bytes are copied to other ranks, in one kernel per
 // rank.
 //
-// Layout. moves.cuh. Pack j of the bytes that one rank sends to another belongs to thread j mod (blocks * threads) of
-// the grid, on both ranks.
+// Layout. As moves.cuh says. Pack j of the bytes that one rank sends to another belongs to thread j mod (blocks *
+// threads) of the grid, on both ranks.
 //   move_pull  every rank copies from its peers' inputs to its output.
 //   move_put   every rank copies from its input to its peers' outputs.
 //   DRVFUSE_STAGED: chunk by chunk the bytes go through a payload, with pull the sender's, with put the receiver's. A
@@ -40,7 +40,7 @@ constexpr bool STAGED = DRVFUSE_STAGED;
 constexpr bool ONE_COPY = DRVFUSE_SAME && !PUT;  // one staged copy serves all peers
 constexpr int PACKS = DRVFUSE_PACKS;             // packs in flight per thread
 constexpr int RUNS = STAGED ? 1 : 4;             // packs in flight per thread if packs are not aligned
-static_assert(STAGED || !PUT || !ARRANGED, "a rank arranges scales in its own output alone");
+static_assert(STAGED || !PUT || !ARRANGED, "a direct put cannot arrange scales");
 
 #if !DRVFUSE_STAGED
 

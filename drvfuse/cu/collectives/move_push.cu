@@ -2,20 +2,20 @@
 // All-gather, broadcast and all-to-all by pushing: each rank sends bytes to other ranks, in one kernel per rank,
 // without a barrier.
 //
-// Layout. moves.cuh. The packs of a pair of ranks are cut into rounds of `chunk_packs`, a multiple of the block's
-// threads, and a round into units of one pack per thread: block b processes units b, b + blocks, ... of every round,
-// for all peers at once. A pair with fewer packs than others sends keys and no packs in its last units. With each
-// unit a thread also copies one pack of the bytes that stay on its rank; if more packs stay than are sent, it copies
-// the others at the end.
+// Layout. As moves.cuh says. The packs of a pair of ranks are cut into rounds of `chunk_packs`, a multiple of the
+// block's threads, and a round into units of one pack per thread: block b processes units b, b + blocks, ... of every
+// round, for all peers at once. A pair with fewer packs than others sends keys and no packs in its last units. With
+// each unit a thread also copies one pack of the bytes that stay on its rank; if more packs stay than are sent, it
+// copies the others at the end.
 // DRVFUSE_SAME: a rank's bytes are the same for all peers and for its own output (all-gather, broadcast), so they are
 // loaded once.
 //
 // Grid. One dimension, the same on every rank. Blocks without units copy bytes that stay and take part in the epoch.
 //
-// Memory ordering. keys.cuh and push.cuh. An input is read only by its own rank, so it is free when the rank's kernel
-// completes. In place: the input of an all-gather lies where it stays in the output; the root of a broadcast writes no
-// output; and in an all-to-all, whose rows for a rank lie where the rows from that rank go, the thread that writes a
-// pack has loaded the pack that was there.
+// Memory ordering. As keys.cuh and push.cuh say. An input is read only by its own rank, so it is free when the rank's
+// kernel completes. In place: the input of an all-gather lies where it stays in the output; the root of a broadcast
+// writes no output; and in an all-to-all, whose rows for a rank lie where the rows from that rank go, the thread that
+// writes a pack has loaded the pack that was there.
 //
 // Failure. As push.cuh says. Outputs are undefined after a failure.
 #include "collectives/move_slots.cuh"

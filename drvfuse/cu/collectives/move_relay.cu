@@ -2,20 +2,20 @@
 // Broadcast over three ranks or more, by pushing to ranks that pass the bytes on, so that no link carries the array
 // twice.
 //
-// Layout. moves.cuh, of a broadcast's rows alone. Rounds, units and slots are those of move_push.cu. Unit u of a round
-// has a relay, the rank at distance 1 + u mod (ranks - 1) from the root. The root sends the unit to that relay alone.
-// The relay stores the unit and sends it to all ranks except the root.
+// Layout. As moves.cuh says, for the rows of a broadcast. Rounds, units and slots are those of move_push.cu. Unit u of
+// a round has a relay, the rank at distance 1 + u mod (ranks - 1) from the root. The root sends the unit to that relay
+// alone. The relay stores the unit and sends it to all ranks except the root.
 //
 // Grid. One dimension, the same on every rank. Blocks without units copy the root's input to its output.
 //
-// Memory ordering. keys.cuh and push.cuh. In every unit a warp sends a key to each peer and receives one from each, as
-// keys.cuh demands. A relay sends its keys to ranks other than the root together with the packs, after it has
+// Memory ordering. As keys.cuh and push.cuh say. In every unit a warp sends a key to each peer and receives one from
+// each, as keys.cuh demands. A relay sends its keys to ranks other than the root together with the packs, after it has
 // received the keys of all peers for the same unit. There is no cycle of waits: the root waits for keys that are sent
 // without data, a relay waits for the root and for such keys, and the others wait for the relay. A relay computes its
 // own key from the words that it sends.
 //
-// Failure. push.cuh. A wait for a relay is reported as kind GATHER, since the relay may itself wait for the root.
-// Outputs are then undefined.
+// Failure. As push.cuh says. A wait for a relay is reported as kind GATHER, since the relay may itself wait for the
+// root. Outputs are then undefined.
 #include "collectives/move_slots.cuh"
 
 // Describes a unit for one thread: the index of the thread's pack, the rank that relays the unit, and the pack's slots.

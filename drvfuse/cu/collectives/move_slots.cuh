@@ -39,6 +39,7 @@ struct Slots {
 __device__ __forceinline__ void send_packs(const Pushing& push, const Slots& slots, int distance, bool exists,
                                            const u32 (&sent)[4], const u32 (&key)[1]) {
     if (exists) push.send(distance, slots.offset + (distance - 1) * slots.stride, sent);
-    const bool hears = !FAULT("keys-only-with-bytes") || __any_sync(0xffffffffu, exists);
-    if (hears && threadIdx.x % 32 == 0) push.send(distance, slots.key_offset + (distance - 1) * slots.key_stride, key);
+    const bool sends_key = !FAULT("keys-only-with-bytes") || __any_sync(0xffffffffu, exists);
+    if (sends_key && threadIdx.x % 32 == 0)
+        push.send(distance, slots.key_offset + (distance - 1) * slots.key_stride, key);
 }

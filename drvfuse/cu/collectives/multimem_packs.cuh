@@ -74,7 +74,7 @@ __device__ __forceinline__ void broadcast_pack(char* to, const Pack<T, W>& pack)
         ptx::broadcast_v4(to, pack.word);
         ptx::broadcast_v4(to + 16, pack.word + 4);
     } else {
-        static_assert(words == 4, "one access");
+        static_assert(words == 4, "a pack must have 1, 2, 4 or 8 words");
         if constexpr (FAULT("multimem-red-for-store")) {
             ptx::add_to_all_v4(to, pack.word);
         } else {

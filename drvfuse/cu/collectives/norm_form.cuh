@@ -29,15 +29,16 @@ constexpr ScaleLayout LAYOUT = ScaleLayout(DRVFUSE_SCALES_LAYOUT);
 constexpr bool QUANTISE = QUANT != Quant::none;
 constexpr int HEAD = DRVFUSE_HEAD;
 constexpr int HEAD_LANES = HEAD != 0 ? HEAD / W : 1;
-static_assert(HEAD % W == 0 && (HEAD_LANES & (HEAD_LANES - 1)) == 0 && HEAD_LANES <= 32, "lanes of one warp");
+static_assert(HEAD % W == 0 && (HEAD_LANES & (HEAD_LANES - 1)) == 0 && HEAD_LANES <= 32,
+              "a head must be 1, 2, 4, ... or 32 packs");
 constexpr int GROUP = QUANT == Quant::group ? DRVFUSE_GROUP : QUANT == Quant::row ? HEAD : 0;  // columns of a scale
 constexpr bool GROUPED = GROUP != 0;
 constexpr bool FP4 = Bytes<Out>::of(2) == 1;
 constexpr bool SCALED = GROUPED || QUANT == Quant::row;  // scales are written
 constexpr int LANES = GROUPED ? GROUP / W : 1;           // number of adjacent lanes that hold a group's packs
-static_assert(LAYER || !BETA, "RMSNorm adds nothing");
-static_assert(QUANTISE || !NORMED, "the outputs are the normed rows");
-static_assert(!GROUPED || !RAGGED, "groups are whole packs");
+static_assert(LAYER || !BETA, "beta requires LayerNorm");
+static_assert(QUANTISE || !NORMED, "a separate normed output requires quantisation");
+static_assert(!GROUPED || !RAGGED, "groups require whole packs");
 
 struct FusedParams {
     Call call;

@@ -19,11 +19,11 @@
 //
 // Numerics. As in allreduce.cu: +0.0f plus ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
 //
-// Memory ordering. push.cuh, as for push_one_shot in allreduce_push.cu. Where a call has several rounds, thread t of
-// block b receives in every round, for each pack that it sends to a peer, a pack from thread t of block b of that peer.
-// In a call of one round the rank receives at least one pack from every peer. An input is read only by its own rank,
-// so it is free when the rank's kernel completes. The output may be this rank's part of the input, as the thread that
-// writes a pack has read it before, and no other thread reads its elements.
+// Memory ordering. As for push_one_shot in allreduce_push.cu. Where a call has several rounds, thread t of block b
+// receives in every round, for each pack that it sends to a peer, a pack from thread t of block b of that peer. In a
+// call of one round the rank receives at least one pack from every peer. An input is read only by its own rank, so it
+// is free when the rank's kernel completes. The output may be this rank's part of the input, as the thread that writes
+// a pack has read it before, and no other thread reads its elements.
 //
 // Failure. As push.cuh says. Outputs are undefined after a failure.
 #include "collectives/push_packs.cuh"

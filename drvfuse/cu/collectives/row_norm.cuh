@@ -188,7 +188,7 @@ private:
         }
     }
 
-    // x = x * f + beta. Returns the largest |x| of the row.
+    // Sets x to x * f + beta. Returns the largest |x| of the row if the row has one scale, else 0.
     __device__ __forceinline__ float add_beta(float (&x)[PACKS][W], float f) {
         const float none[1] = {0.0f};
         u32 maximum = 0;

@@ -26,7 +26,7 @@ constexpr bool BYTE_SCALES = GROUPED && sizeof(Scale) == 1 && LANES * W <= 32;  
 constexpr int PER_WORD = BYTE_SCALES ? 4 : 1;
 constexpr int WORD_LANES = LANES * PER_WORD;
 constexpr bool KEYED = FP4 && W == 8;
-static_assert(!KEYED || (BYTE_SCALES && WORD_LANES <= 8), "one of nine keys is valid, and there are four sign bits");
+static_assert(!KEYED || (BYTE_SCALES && WORD_LANES <= 8), "the groups of a word must have at most 8 words of codes");
 
 // The number of words in which the scales of a row are sent.
 __device__ __forceinline__ int scale_words(const FusedParams& p) {

@@ -93,19 +93,20 @@ public:
         return 0;
     }
 
-    // The epoch at the start of the kernel, and whether the rank was aborted then, or a barrier has given up since
-    // then. Only threads t < Ranks have them.
+    // The epoch at the start of the kernel. Only threads t < Ranks have it.
     __device__ __forceinline__ u64 epoch() const { return epoch_; }
+    // Whether the rank was aborted at the start of the kernel, or a barrier has given up since. Only for threads t <
+    // Ranks.
     __device__ __forceinline__ bool aborted() const { return aborted_; }
 
 private:
-    __device__ __forceinline__ bool wait(int peer, u64 expected, bool hear, u64& met) {
+    __device__ __forceinline__ bool wait(int peer, u64 expected, bool with_calls, u64& met) {
         char* own = call_.workspaces[call_.rank];
         const u64* flag = flag_word(own, blockIdx.x, peer);
         u64 deadline = 0;
         Listener listener = calls_.listener();
         for (u32 polls = 1;; ++polls) {
-            const bool listens = listener.listen() && hear;
+            const bool listens = listener.listen() && with_calls;
             u64 seen = read_flag(flag);
             trace_.stamp(met, seen >= expected);
             if (FAULT("ordinals-of-32-bits") ? u32(seen) >= u32(expected) : seen >= expected && !listens) return true;

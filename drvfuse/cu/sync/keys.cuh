@@ -8,9 +8,10 @@
 // computes word ^ key again, and so gets the original bytes. 516 bytes are sent for 512.
 //
 // The first lane sends the key, also if the warp has no bytes for a peer. So in every unit of every round each warp
-// receives a word from the warp of the same index of every peer, whatever bytes move. push.cuh requires this of each
-// call (a word from every peer) and of calls of several rounds (before a thread is sent words, its peer knows that its
-// slots are clear). The argument there is about threads; here it is about warps:
+// receives a word from the warp of the same index of every peer, whatever bytes move. push.cuh requires this for two
+// reasons. In each call a rank must receive a word from every peer. In a call of several rounds, a sender must have
+// received a word that the receiver sent after it had cleared its slots. The argument there is about threads; here it
+// is about warps:
 //   In `receive` the warp executes __syncwarp() after all lanes have cleared the slots of their packs; then the first
 //   lane clears the slots of the keys, which all lanes have read. So all these clears come before the first lane's
 //   fence between rounds, and before its next key. Every lane of the peer's warp polls that key itself, and executes a

@@ -86,7 +86,7 @@ public:
         : scratch_(scratch), polls_(0), start_(0), longer_(longer) {}
 
     // Called after a poll that read `seen`, where block `awaited` will store `expected`. Returns false after the
-    // time-out.
+    // time-out, or if the abort word is set.
     __device__ __forceinline__ bool goes_on(u32 awaited, u32 expected, u32 seen) {
         ++polls_;
         if (polls_ % 16 == 0 && ptx::load_relaxed_gpu(&scratch_.state->abort) != 0) return false;
@@ -128,8 +128,8 @@ public:
     // Whether an earlier launch gave up. Then this launch must not wait for other blocks.
     __device__ __forceinline__ bool aborted() const { return aborted_ != 0; }
 
-    // A block barrier, called by all threads of the block after their waits. Returns false to all if one of them
-    // failed.
+    // A block barrier, called by all threads of the block after their waits. Returns false to all if the wait of one of
+    // them has `failed`.
     __device__ __forceinline__ bool met(bool failed) {
         if (leads() && aborted_ != 0) report_abort(scratch_);
         return FAULT("no-block-barrier-after-grid-spin") ? !failed : !__syncthreads_or(failed);
