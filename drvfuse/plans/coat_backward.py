@@ -15,7 +15,7 @@ from .scratch import SUMS_AT
 MAX_COLUMNS = 32768  # the largest number of columns that the kernels take
 MAX_GRADIENTS = 3  # the largest number of arrays whose sum is the gradient
 DW_SEGMENTS = 132  # the largest number of segments of rows
-# The largest numbers of rows and of elements of cu/coat/fp8_rmsnorm_backward_few.cu.
+# The largest numbers of rows and of elements for which cu/coat/fp8_rmsnorm_backward_few.cu is used.
 FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21
 _SLICE = 32  # columns of a slice in cu/coat/fp8_rmsnorm_backward_few.cu; the slices are distributed over its blocks
 _MAX_RING = 8  # the largest number of rows that a team loads ahead
@@ -33,7 +33,8 @@ def workspace_bytes(columns: int) -> int:
 
 
 def few_rows(rows: int, columns: int) -> bool:
-    """Whether the kernel of few rows serves this shape. Its blocks read x twice and exchange no sums."""
+    """Whether cu/coat/fp8_rmsnorm_backward_few.cu serves this shape. The blocks of that kernel read x twice and
+    exchange no sums."""
     return rows <= FEW_ROWS and rows * columns <= FEW_ELEMENTS
 
 
@@ -63,7 +64,7 @@ class BackwardShape(NamedTuple):
             packs = max(4, packs)
         team_warps = -(-row_packs // (32 * packs))
         if few:
-            # Warps of a block, at most; a block with more takes longer to start.
+            # The maximum number of warps of a block. A block with more warps takes longer to start.
             most = 4 if rows <= DW_SEGMENTS else 12 if rows <= 2 * DW_SEGMENTS else 16
             warps = team_warps * max(1, most // team_warps)
             return cls(packs, team_warps, 1, min(rows, 8 * warps), warps, True)
@@ -90,9 +91,9 @@ class BackwardShape(NamedTuple):
     def ring_slots(self, rows: int, slot: int, room: int) -> int:
         """The number of rows that each team loads ahead, 0 or 2 to 8. `slot` is the number of bytes of shared memory
         that one row for each team takes, and `room` the number that is available."""
-        # Two rows that are loaded ahead keep memory busy. If a block has few rows, loading more rows ahead helps, up to
-        # half of them. Beyond half, some multiprocessors finish before others, and the launch lasts as long as the
-        # slowest. (Measured on an H200.)
+        # Two rows that are loaded ahead keep memory busy. If a block has few rows, loading more of them ahead helps, up
+        # to half of the block's rows. Beyond that, some multiprocessors finish before others, and the launch lasts as
+        # long as the slowest. (Measured on an H200.)
         team_rows = self.team_rows(rows)
         wanted = 2 if team_rows >= _LONG else min(team_rows // 2 + 1, (128 << 10) // slot)
         slots = min(max(wanted, 2), room // slot, _MAX_RING)

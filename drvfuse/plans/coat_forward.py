@@ -21,7 +21,7 @@ _ONE_BLOCK_ELEMENTS = 8192  # the largest number of elements for which `FewRows`
 # The largest numbers of rows per multiprocessor for which `FewRows` is quicker than `ManyRows`: if blocks of `ManyRows`
 # can share rows, and if they cannot.
 _FEW_ROWS, _FEW_UNSHARED_ROWS = 8, 20
-_LAYER_ROWS = 512  # with fewer rows the three grid barriers of the faster LayerNorm kernels cost more than they gain
+_LAYER_ROWS = 512  # with fewer rows, LayerNorm kernels with three grid barriers are slower than one with fewer
 _EXCHANGE_ROWS = 16  # an exchange of sums between blocks takes as long as this number of rows of 512 columns
 _CLUSTER_CAPABILITY = (9, 0)  # the least compute capability with clusters
 _PORTABLE_CLUSTER = 8  # the number of blocks of a cluster that every device with clusters can run

@@ -17,8 +17,8 @@ SCALE_GROUP = 128  # columns of the weight that share a group scale
 ACT_SCALE_GROUPS = (128, 64)  # the possible numbers of columns of act that share a group scale
 GROUP_BYTES = PACK_BYTES * GROUP
 PRODUCT_WARPS = 16  # the maximum number of warps that multiply
-# The maximum number of warps that share a copied row. It is half of PRODUCT_WARPS, so that a block has two teams, which
-# hide each other's latencies.
+# The maximum number of warps that share a copied row. It is half of PRODUCT_WARPS, so that a block has room for two
+# teams, which hide each other's latencies.
 TEAM_WARPS = 8
 RESIDENT = 32  # the maximum number of values of act that a lane keeps in registers
 NORM_WARPS = 8  # the maximum number of warps that compute norms, over all rows of act

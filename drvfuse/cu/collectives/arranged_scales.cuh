@@ -24,7 +24,7 @@ struct Arrangement {
     int count[DRVFUSE_MAX_RANKS];  // the number of that rank's rows
 };
 
-// The places of four words of a rank's scales among the scales of all rows.
+// Where four words of a rank's scales go among the scales of all rows.
 struct Places {
     i64 at[4];     // the offset of each word in the result, in bytes
     int bytes[4];  // bytes of each word that are stored; 0 or less: none

@@ -37,7 +37,7 @@ struct Params : FusedScatterParams {
     NodeCall node;
 };
 
-// Pack `at` of row `row`, summed over the nodes.
+// Sets `total` to pack `at` of row `row`, summed over the nodes.
 __device__ __forceinline__ void sum_row(SumPack& total, const Params& p, int row, int at) {
     const i64 first = i64(row) * p.columns + at * W;
     if constexpr (RAGGED) {

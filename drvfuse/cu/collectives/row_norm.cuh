@@ -97,7 +97,7 @@ public:
         trace_.lap(TraceRole::store);
     }
 
-    // normalise() that stores to row `row` of the outputs.
+    // Does normalise(), and stores the results to row `row` of the outputs.
     __device__ __forceinline__ void normalise_to_output(float (&x)[PACKS][W], int row) {
         normalise(
             x, [&](int at, const OutPack& pack) { store_of_row(p_.output, row, at, p_, pack); },
@@ -118,7 +118,8 @@ private:
         return __fmul_rn(butterfly_sum<HEAD_LANES / 2>(sum), 1.0f / HEAD);
     }
 
-    // normalise() for rows that consist of heads. Shuffles sum over the lanes that hold a head. Called by whole warps.
+    // Does normalise() for rows that consist of heads. Shuffles sum over the lanes that hold a head. Called by whole
+    // warps.
     template <typename Store, typename StoreScale, typename StoreNormed, typename Meet>
     __device__ __forceinline__ void normalise_heads(float (&x)[PACKS][W], const Store& store,
                                                     const StoreScale& store_scale, const StoreNormed& store_normed,

@@ -155,8 +155,8 @@ public:
     }
 
     // Waits for K pieces of N words, and clears their slots. The pieces lie `stride` bytes apart, from `offset` on.
-    // Piece k comes from the peer at distance k + 1 if `kind` is PUSH, and from rank `source` if it is GATHER. If the
-    // pieces are not `wanted`, this thread does nothing.
+    // Piece k comes from the rank k + 1 ranks before this one if `kind` is PUSH, and from rank `source` if `kind` is
+    // GATHER. If the pieces are not `wanted`, this thread does nothing.
     template <int K, int N>
     __device__ __forceinline__ void receive(u32 (&words)[K][N], WaitKind kind, u32 offset, u32 stride, bool wanted,
                                             int source = 0) {
@@ -203,9 +203,9 @@ public:
         if (word_wanted && !FAULT("scale-not-cleared")) clear<1>(own(word_offset));
     }
 
-    // Makes every rank receive a word from every peer in a call of `units` pieces of work, of which rank k owns pieces
-    // k, k + ranks, ...: a rank that owns no piece sends a word to every peer. Called by the first warp of one block,
-    // once in the call.
+    // Makes sure that every rank receives a word from every peer in this call: a rank that owns none of the `units`
+    // pieces of work sends a word to every peer. Rank k owns pieces k, k + ranks, ... Called by the first warp of one
+    // block, once in the call.
     __device__ __forceinline__ void greet(i64 units) {
         if (units >= Ranks || FAULT("no-greeting")) return;
         const int distance = threadIdx.x + 1;

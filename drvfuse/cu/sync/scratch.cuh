@@ -49,7 +49,7 @@ struct Scratch {
     u64 timeout_ns;         // the bound of a wait
 };
 
-// Writes the report. The members of ScratchReport describe the arguments; `awaited` is the peer.
+// Writes the report. The members of ScratchReport describe the arguments; `awaited` becomes `peer`.
 __device__ __forceinline__ void write_report(const Scratch& scratch, u32 reason, u32 awaited, u32 expected, u32 seen) {
     ScratchReport* report = scratch.report;
     report->reason = reason;
