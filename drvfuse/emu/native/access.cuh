@@ -37,7 +37,8 @@ FN u32 present(Block* b) { return b->active && b->has_run && b->live; }
 FN u64 absence(Block* b) { return (u64)b->index << 32 | (b->has_run ? ABSENT_EXITED : ABSENT_NOT_YET); }
 
 // Whether a thread may access this range of shared memory, local memory or parameters (`type`). The range must lie in
-// the part of the thread, its block or its launch or, for shared memory, of a block of its cluster that is present.
+// the thread's own local memory, in the parameters of its launch, in the shared memory of its block, or in the shared
+// memory of another block of its cluster that is present.
 FN u32 own_range(Thread* t, u32 type, u64 addr, u32 size, u32 flags) {
     Launch* l = t->launch;
     if (type == K_SHARED) {
@@ -167,8 +168,8 @@ FN u32 refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32* found) {
     return bad ? bad_access(t, addr, size, flags, site) : 0;
 }
 
-// Keeps the old value of a word that a probe is about to write. When the thread has suspended, settle_writes compares
-// it with memory.
+// Keeps the old value of a word that a thread is about to write in a probe. When the thread has suspended,
+// settle_writes compares this value with memory.
 FAR void note_write(Engine* e, u64 addr, u32 size) {
     if (e->writes == WRITES) {
         e->progress++;

@@ -21,7 +21,7 @@
 #include "mbarrier.cuh"
 #include "reduce.cuh"
 
-const u32 LATEST_TURN = 64;  // a pending copy is made after this many turns of the block that it writes
+const u32 LATEST_TURN = 64;  // a pending copy is made after this many turns of its block
 
 // The end of a copy ---------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ API u32 rt_loop(Thread* t, u32 site) {
     return 1;
 }
 
-// A fence. `flags` are FENCE_ flags with a Scope and an Order. A fence.proxy is no event of a timeline, and orders
-// nothing in the race detector but the proxies that it names.
+// Executes a fence. `flags` are FENCE_ flags with a Scope and an Order. A fence.proxy is not recorded as an event. In
+// the race detector, it orders nothing but the proxies that it names.
 API void rt_fence(Thread* t, u32 flags, u32 site) {
     Launch* l = t->launch;
     if (l->engine->delay) delay_fence(t, flags);
@@ -72,15 +72,15 @@ API u32 rt_depth(Thread* t, u32 site) {
     return 1;
 }
 
-// malloc. The engine's Python code keeps the heap.
+// Executes malloc. The engine's Python code keeps the heap.
 API u64 rt_malloc(Thread* t, u64 size) {
     Heap call = {t, 0, size, HEAP_MALLOC, 0};
     if (t->launch->heap) rt_call(t->launch->heap, &call);
     return call.address;
 }
 
-// free. To the race detector, it is a write of all bytes of the memory. With A_LATER, the write is no plain store, so
-// it races even with a store of the same value.
+// Executes free. To the race detector, it is a write of all bytes of the memory. The flag A_LATER says that the write
+// is no plain store, so that it races even with a store that does not change the bytes.
 API u32 rt_free(Thread* t, u64 addr, u32 site) {
     Launch* l = t->launch;
     Heap call = {t, addr, 0, HEAP_SIZE, 0};

@@ -118,9 +118,10 @@ FN u32 knows_op(Race* r, Clock* c, u32 op) {
     return known_place(c, o->chain) >= o->place || has_whole(r, c, op);
 }
 
-enum { KNOWS_NONE, KNOWS_ALL, KNOWS_OTHERS };  // KNOWS_OTHERS: not all accesses in question, but others of their block
+enum { KNOWS_NONE, KNOWS_ALL, KNOWS_OTHERS };
 
-// Returns what a clock knows of the accesses that these lanes of a warp made at `time`.
+// Returns what a clock knows of the accesses that these lanes of a warp made at `time`: none, all, or not all but other
+// accesses of the same block (KNOWS_OTHERS).
 FAR u32 knowledge(Race* r, Ref ref, u32 op, u32 block, u32 warp, u32 lanes, u32 time) {
     if (!ref) return KNOWS_NONE;
     KnownOp* cached = &r->known_ops[op % KNOWN_OPS];

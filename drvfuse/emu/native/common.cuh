@@ -14,7 +14,7 @@
 
 const u32 POLL_KNOWN = 0x100;  // flag of Thread::polls: the thread is suspended at an access that it has made before
 const u32 POLL_CREDIT = 16;    // shift of a count in Thread::polls: the polls still allowed although no word changes
-const u32 CREDIT = 64;         // polls allowed once a polled word has changed; an iteration of a loop makes fewer
+const u32 CREDIT = 64;         // polls allowed once a polled word has changed; a loop makes fewer in one iteration
 const u64 FUEL = 1 << 24;      // accesses, or iterations of loops, of a thread between two checks for an interrupt
 // Costs for Engine::work, in accesses.
 const u64 RESUME_WORK = 32;       // resuming a thread

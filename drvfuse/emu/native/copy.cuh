@@ -67,7 +67,7 @@ struct Bulk {
     u32 until;         // for an arrival: it waits for its thread's copies with numbers below this one
     u32 number;        // for an arrival: the number that the race detector gives it as an agent (race.cuh)
     u32 known;         // the clock that the mbarrier publishes when the copy has ended; the entry owns the reference
-    u32 turns;         // how many turns (turn.cuh) the block that it writes has had since the issue
+    u32 turns;         // the number of turns (turn.cuh) of the target's block since the issue
     u32 next;          // link in its block's list, oldest first, or in the free list
 };
 

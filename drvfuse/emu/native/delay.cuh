@@ -58,7 +58,6 @@
 // Progress. A store may always be propagated earlier, and every store is propagated in the end: each of the two steps
 // comes after at most LATEST passes, or when nothing else can run. When the table is full, a store is performed at
 // once.
-// at each level, or when nothing else can run. When the table is full, a store is performed at once.
 #pragma once
 
 #include "delay_propagate.cuh"

@@ -57,8 +57,8 @@ define i64 @rt_now() {
 
 
 class NativeModule:
-    """A loaded module: its kernels by name, its module variables, their size in bytes, and its code, which it keeps
-    loaded.
+    """A loaded module: its kernels by name, its module variables, the total size of these in bytes, and its code,
+    which stays loaded as long as the object exists.
     """
 
     def __init__(

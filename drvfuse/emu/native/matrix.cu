@@ -55,7 +55,7 @@ FAR void tensor(const Product* p, const u32* a_bits, const u32* b_bits, const u3
         }
 }
 
-// Computes the matrix product m8n8k4, for which an H200 uses the fp32 operations of its ordinary cores.
+// Computes the matrix product m8n8k4, which an H200 computes by ordinary fp32 operations, not by tensor cores.
 FAR void chain(const Product* p, const u32* a_bits, const u32* b_bits, const u32* c, u32* d) {
     LOOP for (u32 i = 0; i < 8; i++)
         LOOP for (u32 j = 0; j < 8; j++) {
@@ -153,7 +153,8 @@ API u32 mx_multiply(Thread* first) {
 //
 // ldmatrix and stmatrix, for matrices of 8 x 8 elements of 16 bits. Lane 4 r + c has the elements 2 c and 2 c + 1 of
 // row r or, transposed, of column r. Lane 8 i + r has the address of row r of matrix i in op_addr. op_b is the number
-// of matrices, and op_c is 1 for transposed. The access to a row counts as one of the lane that has its address.
+// of matrices, and op_c is 1 if they are transposed. The access to a row counts as an access of the lane that has the
+// address of the row.
 
 // The row of a matrix whose address is in op_addr of lane `lane`.
 FN u16* row_of(Thread* first, u32 lane) { return (u16*)lane_of(first, lane)->op_addr; }

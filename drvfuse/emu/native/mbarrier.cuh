@@ -41,7 +41,8 @@ FN u64 dropped(u64 word, u32 count, u32* error) {
 
 // Executes an operation (Mbarrier) on the mbarrier at `addr`. Returns 0, or 1 after recording a fault. Thread::op_value
 // is the word before the operation. For MB_TEST, op_pred says whether the phase with the parity of `state` has
-// completed, and `order` has the flags with which the load acquires if so.
+// completed. `order` has the order, scope and state space of the access; MB_TEST acquires only if the phase has
+// completed.
 API u32 rt_mbarrier(Thread* t, u64 addr, u32 op, u32 count, u32 bytes, u64 state, u32 order, u32 site) {
     Launch* l = t->launch;
     u32 found, error = E_NONE;

@@ -68,8 +68,8 @@ FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
         }
     } else {
         if (n == POLL_WORDS) {
-            // Poll is full, and begins anew. A thread that polls more words than fit in a Poll runs in every pass, and
-            // only QUIET_LIMIT ends its deadlock.
+            // The Poll is full, so it is filled again from the start. A thread that polls more words than fit in a Poll
+            // runs in every pass, so only QUIET_LIMIT shows that it waits for ever.
             n = 0;
         } else if (e->quiet < QUIET_LIMIT) {
             e->progress++;

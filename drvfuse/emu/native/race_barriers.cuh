@@ -13,10 +13,10 @@
 
 #include "race_access.cuh"
 
-// The clocks that lanes bring to a barrier, joined. It owns its references.
+// The clocks that lanes bring to a barrier, joined. A Meeting owns its references.
 struct Meeting {
     Ref known;                               // the join of the lanes' clocks
-    Ref fence_release[4], fence_acquire[4];  // the joins of these clocks of the lanes, by scope; 0 unless joins_fences
+    Ref fence_release[4], fence_acquire[4];  // the joins of the lanes' clocks of these names; 0 unless joins_fences
     u32 joins_fences;
 };
 

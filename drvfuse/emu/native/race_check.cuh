@@ -5,10 +5,11 @@
 //
 //     1. A strong read learns what is published at its location, and its observation is recorded.
 //
-//     2. The access is compared with each entry that has bytes in common with it, if one of the two is a write. If they
-//     are not ordered, not morally strong and not observed, the pair is a race, or a doubt (race_report.cuh).
+//     2. The access is compared with each entry of the same bytes, if one of the two is a write. The pair is a race, or
+//     a doubt (race_report.cuh), if the two are neither ordered nor morally strong, and no observation orders them.
 //
-//     3. Entries that the access makes superfluous are dropped. An entry that it can share gets its lane.
+//     3. Entries that the access makes superfluous are dropped. If the access can share an entry, its lane is added to
+//     the entry.
 //
 //     4. If there is no entry to share, the access gets a new one.
 //
@@ -197,10 +198,10 @@ FAR void check_line(Access* access, u64 addr, u32 mask) {
 
     Ref *link = cell, *after_writes = cell;  // after_writes: the link after the last write, where reads are inserted
     u32 merged = 0, location_bytes = 0, oldest_serial = r->write_serial + 1, other_block_kept = 0, read_count = 0;
-    // A read usually compares itself with CHECKED_READS other reads. It compares itself with all of them in three
-    // cases: if it replaces a read of another operation, as when a kernel is launched again; rarely, at random; and if
-    // it repeats a poll. The first two keep the list from growing without bound; in the third, the read finds the entry
-    // of its warp.
+    // A read is usually compared with CHECKED_READS other reads. It is compared with all of them in three cases: if it
+    // replaces a read of another operation, as when a kernel is launched again; rarely, at random; and if it repeats a
+    // poll. The first two keep the list from growing without bound. The third lets the read find and share the entry of
+    // its warp.
     u32 draw = draws_whole_list(r), checks_all_reads = write || access->repeats_poll || draw;
     LOOP while (*link) {
         Entry* e = (Entry*)arena_at(r, *link);

@@ -14,8 +14,8 @@
 // what. fence.mbarrier_init releases the initialisations of mbarriers and nothing else.
 //
 // st.async. When it has arrived, its mbarrier publishes the st.async itself, the reads that its thread knew before the
-// issue, and the copies that had arrived before the issue. So a buffer may be filled again after its readers. The
-// mbarrier publishes no writes of the thread, since an st.async may overtake them.
+// issue, and the copies that had arrived before the issue. So a thread that waits for the mbarrier may overwrite what
+// these reads have read. The mbarrier publishes no writes of the thread, since an st.async may overtake them.
 #pragma once
 
 #include "race_blocks.cuh"

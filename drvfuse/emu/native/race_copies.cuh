@@ -59,9 +59,9 @@ FN Entry* pending_entry(Thread* t, Ref* cell, u32 mask, u32 write, u32 site) {
     return oldest;
 }
 
-// Ends the access of a copy for which a thread has waited: makes it an access of the thread at `time`. If an mbarrier
-// waited for the copy (cp.async.mbarrier.arrive), makes it an access of that arrival instead, an agent of its own
-// (race.cuh) with the number `arrival`. Otherwise `arrival` is NO_ARRIVAL.
+// Ends the pending access of a copy. If its thread has waited for the copy, `arrival` is NO_ARRIVAL, and the access
+// becomes an access of the thread at `time`. If an arrival has waited for the copy (cp.async.mbarrier.arrive), the
+// access becomes an access of that arrival, which is an agent (race.cuh) with the number `arrival`.
 FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site, u32 time, u32 arrival) {
     Race* r = t->launch->engine->race;
     u32 mask = line_mask(addr, addr + size);

@@ -54,8 +54,9 @@ struct Location : Entry {
     u32 observation_count, observation_limit;  // the length of `observations`, and the length at which it is compacted
 };
 
-// The record that lanes have observed, by a read or an atomic, the writes of a location with the serials `first_serial`
-// to `last_serial`, and did not know the last of these before. It is dropped with its location (race_observe.cuh).
+// Some lanes have observed, by a read or an atomic, the writes of a location with the serials `first_serial` to
+// `last_serial`, and did not know the last of these before. This record is dropped with its location
+// (race_observe.cuh).
 struct Observation {
     u32 op, block, warp;  // who observed
     u32 lanes;            // mask of the lanes that observed the same writes
@@ -96,7 +97,7 @@ const u32 AGENT_BULK = AGENT_PENDING | 1 << 24, BULK_LANES = 64;
 const u32 TAG_INIT = 1 << 24, TAG_READS = TAG_INIT | 1 << 23, TAG_ALIASED = 1 << 23;
 
 // Entry::variant of accesses that are not strong, or operate on an mbarrier.
-const u32 VARIANT_AFTER_READ = 1;     // a plain write of bytes that its thread has read at the same time
+const u32 VARIANT_AFTER_READ = 1;     // a plain write of bytes that its thread has read at the same time (clock.cuh)
 const u32 VARIANT_MBARRIER_INIT = 6;  // mbarrier.init or .inval
 const u32 VARIANT_MBARRIER = 7;       // any other operation on an mbarrier
 
@@ -147,10 +148,10 @@ FN u32 line_mask(u64 addr, u64 end) {
 
 // Lanes ---------------------------------------------------------------------------------------------------------------
 
-// Entry::spread for an access to the bytes `mask` by one lane, in a row of lanes that touch adjacent elements of n
-// bytes: n << 16 | period << 8 | first. The first element of the line is touched by lane `first`, and by the lanes that
-// differ from it by a multiple of `period`. With a period below 32, several rows of lanes share the entry. The result
-// is 0 if `mask` is no aligned element of 1, 2, 4 or 8 bytes.
+// Returns Entry::spread for an access to the bytes `mask` by one lane, or 0 if `mask` is no aligned element of 1, 2, 4
+// or 8 bytes. The format is n << 16 | period << 8 | first: adjacent lanes touch adjacent elements of n bytes. The first
+// element of the line belongs to lane `first`, and to the lanes that differ from it by a multiple of `period`. The
+// period is 32 for one lane; merge_lane reduces it when several lanes touch the same element.
 FN u32 spread_of(u32 lane, u32 mask) {
     u32 n = POPC(mask), first = FFS(mask) - 1;
     if (n > 8 || n & (n - 1) || first & (n - 1) || mask >> first != (1u << n) - 1) return 0;

@@ -167,8 +167,8 @@ FN void publish_reads(Access* access, Location* v, u32 continues_chain) {
     if (!continues_chain) assign(r, &v->published_reads, 0);
     if (r->strict || access->scope < SCOPE_SYS || (continues_chain && access->block_state->barrier_time < 2)) return;
     u32 barriers = access->block_state->barrier_time, op = access->op, block = access->block;
-    // An atomic of a chain publishes only reads before the block's last barrier, because all threads of a launch may
-    // increment one counter: the published clock would grow with each of them.
+    // An atomic that continues the chain does not publish its thread's reads since the block's last barrier. All
+    // threads of a launch may increment one counter, and the published clock would get an item for each of them.
     Ref all = continues_chain ? with_items(r, access->thread_state->clock, op, block, barriers, 0, 0, 0) : all_known(access), reads = reads_of(r, all, op);
     release(r, all);
     learn(r, &v->published_reads, reads);

@@ -45,9 +45,9 @@ FN u32 relaxed_arrival(Access* access, Entry* e) {
 }
 
 // Looks for a flag that the present block has read and that should have ordered an entry before the current access.
-// Prefers a flag whose clock includes the entry's access to any other flag that the entry's block has stored. Returns
-// the edge that is missing between the flag's store and its read, or X_NONE without such a flag. Stores the sites of
-// both in *f.
+// Prefers a flag whose clock includes the entry's access. If there is none, takes any flag that the entry's block has
+// stored. Returns the edge that is missing between the flag's store and its read, or X_NONE if no flag is found. Stores
+// the sites of both in *f.
 FN u32 edge_of_flag(Access* access, Entry* e, Found* f) {
     LOOP for (u32 i = 0; i < 2 * MISSED_FLAGS; i++) {
         MissedFlag* m = &access->block_state->missed_flags[i % MISSED_FLAGS];
@@ -70,7 +70,8 @@ FN u32 edge_in_block(Access* access, Entry* e) {
     return e->warp == access->warp ? X_WARP : X_BARRIER;
 }
 
-// The missing edge between an entry and the current access. If it is an edge at a flag, *f gets the sites of the flag.
+// The missing edge between an entry and the current access. If the edge is missing at a flag, stores the sites of the
+// flag's store and read in *f.
 FAR u32 missing_edge(Access* access, Entry* e, Found* f) {
     if (e->kind & access->kind & N_STRONG) return e->variant == access->variant ? X_STRONG_SCOPES : X_STRONG_SIZES;
     if ((e->block & AGENT_BULK) == AGENT_BULK) return X_BULK;

@@ -13,9 +13,9 @@
 //
 // Spins. A thread suspends before each strong load and atomic. If a thread comes back to an earlier access (the same
 // address and instruction), it is not resumed while no word that it polls has changed, since it would see nothing new.
-// That is a guess about the kernel. So before the engine reports that nothing can move, a probe (probe.cuh) lets every
-// such thread poll once more. The run continues if the probe makes progress: memory changed, a thread exited, a new
-// address was polled, or a block started. Completed barriers and warp operations alone are no progress.
+// That is a guess about the kernel. So before the engine reports that no thread can continue, a probe (probe.cuh) lets
+// every such thread poll once more. The run continues if the probe makes progress: memory changed, a thread exited, a
+// new address was polled, or a block started. Completed barriers and warp operations alone are no progress.
 //
 // Bounded calls. A call returns after a bounded amount of work, also in the middle of a pass, so that Python can handle
 // signals. The next call continues from there.
@@ -26,7 +26,7 @@
 #include "probe.cuh"
 
 // Begins a call of the runtime. With `more`, the call continues the pass or probe that the last call left unfinished.
-// Without it, that pass or probe is dropped, by which no thread loses any work.
+// Without it, that pass or probe is dropped; what threads have done in it remains done.
 FN void begin(Engine* e, Launch** launches, u32 n, u32 more) {
     e->work = 0;
     if (more) return;
@@ -39,8 +39,8 @@ FN void begin(Engine* e, Launch** launches, u32 n, u32 more) {
 FN u64 spent(Engine* e) { return e->counted ? e->resumes : rt_now(); }
 
 // Runs the launches together. Returns R_EVENT when a launch has ended, has faulted or has triggered in all its blocks,
-// R_IDLE when nothing can move, R_BUDGET when the budget (nanoseconds, or resumes if Engine::counted) is spent, and
-// R_MORE when the caller has to call again with `more`.
+// R_IDLE when no thread can continue, R_BUDGET when the budget (nanoseconds, or resumes if Engine::counted) is spent,
+// and R_MORE when the caller has to call again with `more`.
 API u32 rt_run(Engine* e, Launch** launches, u32 n, u64 budget, u32 more) {
     u64 deadline = spent(e) + budget;
     begin(e, launches, n, more);

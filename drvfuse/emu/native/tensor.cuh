@@ -16,7 +16,7 @@ const u32 MOST = 512;  // the most elements of an operand: a matrix, or the four
 FN u32 bits_of(float x) { return x != x ? 0x7FFFFFFFu : __float_as_uint(x); }
 
 const u32 FINITE = 0, INFINITE = 1, NOT_A_NUMBER = 2;  // Number::class_
-const s32 ZERO = -(1 << 14);  // the exponent of a zero; products with a zero are near it, below all other exponents
+const s32 ZERO = -(1 << 14);  // the exponent of a zero: so low that no product with a zero has the greatest exponent
 const u32 FRACTION = 23;      // the number of fraction bits of Number::significand
 const u32 FACTOR = 10;  // the maximum number of fraction bits of a factor's significand, over all types of factors
 
@@ -54,7 +54,7 @@ FN Number number_of(u32 bits, u32 kind) {
 // its significand lies in [1, 4). The sum of the truncated terms is exact, and is rounded toward zero to fp32 or to
 // nearest even to fp16.
 const u32 GUARD = 25;
-const s32 LEAST_TOP = -133;  // lower bound of the greatest exponent: bits below 2^-158 are truncated
+const s32 LEAST_TOP = -133;  // the greatest exponent counts as at least this, so bits below 2^-158 are truncated
 
 // The elements of A by rows, or of B by columns, as significands and exponents.
 struct Side {
