@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command line: `drvfuse` = `python -m drvfuse`. Exit status: 0 fine, 1 a check failed, 2 wrong usage or no driver,
-130 interrupted; of `drvfuse run` that of the first process that failed; of `drvfuse emu run` 1 if anything was found,
-else that of the program."""
+"""The command line: `drvfuse` or `python -m drvfuse`.
+
+The exit status is 0 for success, 1 if a check failed, 2 for wrong usage or a missing driver, and 130 if interrupted.
+`drvfuse run` exits with the status of the first process that failed. `drvfuse emu run` exits with 1 if there is a
+finding, otherwise with the status of the program.
+"""
 
 from __future__ import annotations
 

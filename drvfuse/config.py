@@ -64,14 +64,16 @@ def _text(value: Any) -> str:
 
 
 def _race(value: Any) -> Any:
-    """False, or the name of a profile of the emulated driver's race detector; True is its default profile."""
+    """Return `value` as False or as the name of a profile of the emulated driver's race detector. True selects the
+    profile "hardware"."""
     if isinstance(value, str) and value.strip().lower() in ("hardware", "strict"):
         return value.strip().lower()
     return "hardware" if _boolean(value) else False
 
 
 def _driver(value: Any) -> Any:
-    """A name, or an object that `runtime.driver.get_driver` takes: an emulated machine or an open Driver."""
+    """Return `value` if it is the name of a driver, or an object that `runtime.driver.get_driver` accepts: an emulated
+    machine or an open Driver. Raises ValueError for anything else."""
     machine = hasattr(value, "driver") and hasattr(value, "reports")
     if value in ("cuda", "emu") or machine or (hasattr(value, "machine") and hasattr(value, "types")):
         return value

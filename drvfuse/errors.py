@@ -22,7 +22,8 @@ class DrvfuseError(Exception):
 
 
 def _restored(kind: type[DrvfuseError], *args: Any) -> DrvfuseError:
-    """An error of that kind and text. Its fields are restored with its state, so `__init__` is not called."""
+    """An error of type `kind` with the arguments `args`, for unpickling. `__init__` is not called, since the pickled
+    state restores the fields."""
     return kind.__new__(kind, *args)
 
 
@@ -218,7 +219,7 @@ class ExchangeTimeout(ExchangeError):
     """An exchange between nodes took longer than the `spin_timeout` setting, and was aborted.
 
     `rank` of node `node` waited for one or more of the ranks `peers`, which have the same number inside the other
-    nodes; the engine does not tell for which. All results of that call and of all later calls are undefined on every
+    nodes; which of them is unknown. All results of that call and of all later calls are undefined on every
     rank until `group.reset()`, which connects the engine again. Graphs that hold exchanges must then be captured again.
     """
 
@@ -253,7 +254,8 @@ class NodeFailed(DrvfuseError):
 
 
 class GridTimeout(BarrierTimeout):
-    """Blocks of an op on one device did not meet within the `spin_timeout` setting, or two launches met instead.
+    """Blocks of an op on one device waited for one another longer than the `spin_timeout` setting, or two launches used
+    one workspace at the same time.
 
     `block` waited until block `peer` had stored a word with the launch number `expected` in the workspace, and last
     read the launch number `seen`. The results of that launch, and of all later launches with the workspace until it is
@@ -273,7 +275,7 @@ class GridTimeout(BarrierTimeout):
         self.phase, self.expected, self.seen = "grid", expected, seen
         what = self._REASONS[reason].format(block=block, peer=peer, expected=expected, seen=seen)
         if reason == 4:
-            then = "behind it on its stream are undefined; finish_counter is zero again, and the next call works"
+            then = "on its stream are undefined; finish_counter is zero again, and the next call works"
         else:
             then = (
                 "with its workspace are undefined; the next call zeroes a workspace of drvfuse's own, and whoever "
@@ -321,8 +323,8 @@ class GroupTimeout(GroupError):
         self.missing, self.waiting, self.seconds = tuple(missing), dict(waiting), seconds
         absent = "; ".join(f"rank {rank}: {self.waiting.get(rank, 'nothing is known of it')}" for rank in self.missing)
         present = "; ".join(f"rank {rank}: {text}" for rank, text in self.waiting.items() if rank not in self.missing)
-        text = f"{ranks_text(self.missing)} did not come within {seconds:.3g} s ({absent})"
-        super().__init__(what, None, text + (f"; the others wait ({present})" if present else ""))
+        text = f"{ranks_text(self.missing)} did not take part within {seconds:.3g} s ({absent})"
+        super().__init__(what, None, text + (f"; the other ranks wait ({present})" if present else ""))
 
 
 class RankEnded(GroupError):

@@ -17,7 +17,8 @@ from collections.abc import Callable
 
 
 def attach(package: str, init: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of the package of that name, whose `__init__.py` is the file `init`."""
+    """Return `__getattr__`, `__dir__` and `__all__` for the package `package`, whose `__init__.py` is the file
+    `init`."""
     homes: dict[str, tuple[str, str]] = {}
     with open(f"{init}i", encoding="utf-8") as stub:
         for line in stub:

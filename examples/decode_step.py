@@ -20,7 +20,7 @@ Output:
 
     tokens of the GPUs: [7, 26, 63, 26, 63, 26]
     tokens of numpy:    [7, 26, 63, 26, 63, 26]
-    largest difference of a logit: 0.00 of the largest
+    largest error of a logit: 0.00 times the largest logit
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ extern "C" __global__ void attend(const float* qkv, float* keys, float* values, 
 
 # Weights in a file ------------------------------------------------------------------------------------------
 def write_model(path: Path) -> None:
-    """A random model as safetensors: the length of a JSON text, the text, then the tensors' bytes."""
+    """Write a random model to `path` as safetensors: the length of a JSON text, the text, then the tensors' bytes."""
     random = np.random.default_rng(0)
 
     def matrix(rows: int, columns: int) -> np.ndarray:
@@ -283,7 +283,7 @@ def main() -> None:
             expected.append(int(exact.argmax()))
     print("tokens of the GPUs:", tokens)
     print("tokens of numpy:   ", expected)
-    print(f"largest difference of a logit: {worst:.2f} of the largest")
+    print(f"largest error of a logit: {worst:.2f} times the largest logit")
 
 
 if __name__ == "__main__":

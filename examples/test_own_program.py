@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests, with pytest, of a program of one's own for cuda-python: they need no GPU, and every access is checked.
+"""How to test your own cuda-python program with pytest. The tests need no GPU, and every access is checked.
 
-`moving_average` is such a program: it knows nothing of drvfuse. drvfuse's pytest plugin switches `cuda.bindings` to
+`moving_average` is such a program: it does not use drvfuse. drvfuse's pytest plugin switches `cuda.bindings` to
 emulated GPUs for the tests that have the mark `emu`, and fails them for races, accesses out of bounds, uninitialised
 reads, deadlocks and the other findings of the machine.
 

@@ -35,7 +35,7 @@ def main() -> None:
         rows, scales = torch.empty(TOKENS, HIDDEN, dtype=FP8), torch.empty(TOKENS)
         output = df.view(
             rows.data_ptr(), (TOKENS, HIDDEN), "float8_e4m3fn", rank.device
-        )  # not every torch has DLPack of FP8
+        )  # a view in place of DLPack, which some releases of torch lack for FP8
         new_residual = torch.empty_like(residual)
 
         def layer() -> None:

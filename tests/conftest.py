@@ -127,7 +127,8 @@ def counted_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
             return function(*args[0])
 
         def known() -> list[str]:
-            """The names of the cached functions of the driver, which pass their calls to its sink."""
+            """The names of the driver functions that the Driver object has cached. A cached function keeps the sink,
+            the recorder of calls, that was set when it was made."""
             return [name for name in vars(driver) if name.startswith("cu") or name in ("capture_status", "launch")]
 
         with monkeypatch.context() as patch:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that stand for processes but run in one: each has a thread, an emulated process and a board."""
+"""Groups whose ranks play processes within one real process: each rank has a thread, an emulated process and a
+board."""
 
 from __future__ import annotations
 

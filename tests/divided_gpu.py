@@ -78,7 +78,7 @@ class _Ranges:
 
 
 def _plain(value: Any) -> Any:
-    """What the real function gets in place of an argument of the divided GPU."""
+    """The argument for the real driver function: devices and contexts of the divided GPU become the real ones."""
     if isinstance(value, DividedDevice):
         return bindings.CUdevice(0)
     return value.real if isinstance(value, DividedContext) else value
@@ -273,7 +273,7 @@ def divide(how: str) -> None:
     real = {name: getattr(bindings, name) for name in names if not isinstance(getattr(bindings, name), type)}
     gpu = DividedGpu(SimpleNamespace(**real), how)
     for name in real:
-        if name != "cuMulticastCreate":  # the refusal of multicast_refusal.py stays in its place
+        if name != "cuMulticastCreate":  # this one stays the refusal of multicast_refusal.py
             setattr(bindings, name, getattr(gpu, name))
 
     def pointer_device(self: Driver, ptr: int) -> int | None:

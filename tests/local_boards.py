@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Boards of ranks that are threads of one process: the same server and connections, over socket pairs."""
+"""Boards for ranks that are threads of one process: the server and connections of real boards, over socket pairs."""
 
 from __future__ import annotations
 

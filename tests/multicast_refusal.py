@@ -33,8 +33,8 @@ def refusal(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 def forbid() -> None:
-    """Make three places refuse the function: cuda.bindings; every `Driver` object named "cuda", those of stand-ins for
-    the CUDA driver included; and the bindings of every process that is started from now on."""
+    """Make cuMulticastCreate fail in three places: in cuda.bindings; in every `Driver` object named "cuda", also if it
+    has a stand-in for the CUDA driver; and in the bindings of every process that is started from now on."""
     bindings.cuMulticastCreate = refusal
     original = Driver.raw
 
@@ -53,7 +53,8 @@ def forbid() -> None:
 
 
 def _forbid_in_child(environment: MutableMapping[str, str]) -> MutableMapping[str, str]:
-    """Put the directory before all others of PYTHONPATH, so that no other `sitecustomize` is imported instead."""
+    """Put `IN_CHILDREN` first in PYTHONPATH, so that its `sitecustomize` is imported and no other. Return
+    `environment`."""
     others = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", IN_CHILDREN)]
     environment["PYTHONPATH"] = os.pathsep.join([IN_CHILDREN, *others])
     return environment

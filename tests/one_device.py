@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device of the tests of ops on one device."""
+"""What the tests of ops on one device share: opening the device under test, and dropping its plans."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One device that stands for several (`divided_gpu`), shown on an emulated GPU."""
+"""`divided_gpu`, which presents one device as several. The tests run on an emulated GPU."""
 
 from __future__ import annotations
 

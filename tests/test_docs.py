@@ -26,7 +26,7 @@ PATH = re.compile(
 )
 LINK = re.compile(r"\]\(([\w./-]+)(?:#[\w-]*)?\)")
 SOURCE = re.compile(r"(?<![\w/.*])\w+\.(?:cuh?|py)\b")  # a file name without a folder
-EXAMPLE = re.compile(r"`([\w/]+\.\w+)`:\n\n```\w+\n(?:#|//) SPDX")  # a file that the page adds
+EXAMPLE = re.compile(r"`([\w/]+\.\w+)`:\n\n```\w+\n(?:#|//) SPDX")  # a source file that a page shows in full
 
 
 def docstrings(path: Path) -> Iterator[str]:

@@ -22,7 +22,7 @@ FRAMEWORKS = {"torch_decode": "torch", "jax_arrays": "jax", "cupy_arrays": "cupy
 
 
 def shown(path: Path) -> str:
-    """The output in a program's header, which is the last part of it."""
+    """The expected output of a program: the last part of its header."""
     return textwrap.dedent(
         (ast.get_docstring(ast.parse(path.read_text())) or "").split("\nOutput", 1)[1].split("\n\n", 1)[1]
     )

@@ -25,12 +25,12 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_the_bindings_have_the_refusal_in_place_of_the_function() -> None:
-    assert bindings.cuMulticastCreate is multicast_refusal.refusal  # the function may be called only in this case
+    assert bindings.cuMulticastCreate is multicast_refusal.refusal  # else the next lines would call the real function
     with pytest.raises(pytest.fail.Exception, match="creates no multicast object"):
         bindings.cuMulticastCreate(bindings.CUmulticastObjectProp())
 
 
-def test_the_gate_of_a_cuda_driver_refuses_before_the_function_is_reached() -> None:
+def test_a_driver_object_refuses_before_the_function_is_reached() -> None:
     reached = []
     functions = SimpleNamespace(cuMulticastCreate=lambda prop: reached.append(prop))
     api = Driver("cuda", functions, bindings)
@@ -59,7 +59,7 @@ REPORT = """
 from cuda.bindings import driver as bindings
 import drvfuse
 from drvfuse.runtime.driver import Driver
-assert bindings.cuMulticastCreate.__module__ == "sitecustomize"  # the function may be called only in this case
+assert bindings.cuMulticastCreate.__module__ == "sitecustomize"  # else the next lines would call the real function
 try:
     Driver("cuda", bindings, bindings).cuMulticastCreate(bindings.CUmulticastObjectProp())
 except Exception:

@@ -22,7 +22,8 @@ MPIEXEC = Path(sys.executable).parent / "mpiexec"
 
 
 def lines(ranks, command, **environment):
-    """The sorted lines of output of a command, without what its launcher puts before them."""
+    """Run a command that starts `ranks` ranks. Return the sorted lines of its output, each without the prefix that the
+    launcher adds."""
     every = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     result = subprocess.run(command, env=every, capture_output=True, text=True, timeout=110)
     assert result.returncode == 0, result.stderr

@@ -24,7 +24,8 @@ NATIVE = "drvfuse/emu/native"
 
 
 def build(folder: Path) -> None:
-    """Leave the wheel in `folder`. Raises CompileError or DriverUnavailable where the runtime cannot be compiled."""
+    """Build the wheel and write it to `folder`. Raises CompileError or DriverUnavailable if the emulator's native
+    runtime cannot be compiled."""
     with tempfile.TemporaryDirectory() as temporary:
         tree = Path(temporary) / "drvfuse"
         shutil.copytree(ROOT / "drvfuse", tree / "drvfuse", ignore=shutil.ignore_patterns("__pycache__"))

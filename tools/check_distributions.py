@@ -58,12 +58,13 @@ def same(archive: Path, expected: set[str], found: set[str]) -> None:
 
 
 def described(archive: Path, metadata: IO[bytes] | None) -> None:
-    """Exit with the links of the long description that are paths, if there are any, or if it is missing."""
+    """Exit with an error if the long description is missing, or if it has links that are paths; the error names
+    them."""
     text = metadata.read().decode() if metadata is not None else ""
     if "\n# drvfuse\n" not in text:
-        raise SystemExit(f"{archive.name}: without the README as its long description")
+        raise SystemExit(f"{archive.name}: its metadata has no long description, or one that is not the README")
     if paths := long_description.relative_links(text):
-        raise SystemExit(f"{archive.name}: its long description links to {paths}, which an index does not have")
+        raise SystemExit(f"{archive.name}: its long description links to the paths {paths}; it may have web links only")
 
 
 def demo(wheel: Path, environment: Path) -> None:

@@ -162,7 +162,7 @@ def _described(names: list[str], members: str = "members") -> str:
 
 
 def _types() -> str:
-    """The section of the types in signatures, each with the text below its definition."""
+    """The text of the section "Types in signatures": each type with the docstring below its definition."""
     lines = []
     for name, module in TYPES.items():
         text = _escaped(_text_below(module, name))

@@ -17,9 +17,9 @@ def number(cell: str, in_brackets: bool = False) -> float | None:
 
 
 def table(section: str, where: str) -> list[Row]:
-    """The first table below a heading that has the column `where`, a dict of the columns for each row.
+    """The first table of a section that has a column `where`: for each row, a dict from column names to cells.
 
-    An empty first cell has the value of the one above. The second column of a name is called "NAME (2)".
+    An empty first cell gets the value of the cell above it. The second of two columns NAME is called "NAME (2)".
     """
     text = PAGE.read_text().partition(f"# {section}\n")[2]
     text = re.split(r"^##? ", text, maxsplit=1, flags=re.MULTILINE)[0]

@@ -39,7 +39,7 @@ _FUNCTION = re.compile(r"^[ \t]*[A-Za-z_][^;{}#]*\)\s*\{", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel, whether it has a race, how it is launched, and what makes its arguments."""
+    """A kernel, whether it has a race, its launch configuration, and a function that makes its arguments."""
 
     suite: str
     name: str

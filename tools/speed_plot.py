@@ -36,7 +36,8 @@ def kib(row: Row) -> float:
 
 @dataclass(frozen=True)
 class Panel:
-    """One diagram: the lines of a table of a section, over a size. The table is the first with the column `where`."""
+    """One diagram with a line for each of `lines`, which are columns of a table, over the size of the row. The table is
+    the first of `section` that has the column `where`."""
 
     title: str
     section: str

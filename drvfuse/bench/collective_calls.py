@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prepared calls of a collective over several sets of random inputs, whose results are checked before they are timed.
+"""Prepared calls of a collective on several sets of random inputs. Results are checked before the calls are timed.
 
-A shape is the number of rows and columns, of bfloat16, of a rank's input, or for all_gather of a rank's output. An op
-that only moves bytes gets arrays with as many bytes.
+A shape is (rows, columns) of a rank's bfloat16 input, or for all_gather of a rank's output. An op that only moves bytes
+gets arrays with as many bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..runtime.array import Array
 from ..trace.buffer import Trace
 from .timing import Timing, microseconds_per_call, together
 
-BANK = 131  # rows of a bank: a prime, so that the rows of an owner, chunk or tile differ
+BANK = 131  # the number of rows of a bank: a prime, so that owners, chunks and tiles begin with different rows
 LEVELS = {"off": PDLLevel.OFF, "early": PDLLevel.OVERLAP_AT_BEGINNING}
 
 Host = npt.NDArray[Any]
@@ -33,22 +33,23 @@ Calls = list[Callable[[], object]]
 
 
 def bank(seed: int, rows: int, columns: int, dtype: str = "bfloat16") -> Host:
-    """At most `BANK` random rows, which a tensor with `rows` rows repeats. So large tensors, and their expected
-    results, are computed quickly."""
+    """At most `BANK` random rows, to be repeated in a tensor with `rows` rows. With them large tensors, and their
+    expected results, are computed quickly."""
     random = np.random.default_rng([seed, rows, columns])
     return random.standard_normal((min(rows, BANK), columns), np.float32).astype(dtypes.get(dtype).numpy)
 
 
 def repeated(values: Host, rows: int) -> Host:
-    """A tensor with `rows` rows, which repeats the rows `values` of a bank."""
+    """A tensor with `rows` rows, made by repeating the rows `values`."""
     return values if len(values) == rows else np.resize(values, (rows, *values.shape[1:]))
 
 
 @dataclass
 class Result:
-    """An array of each local rank that a call writes, and its contents after a call on the first set of inputs.
+    """The arrays, one for each local rank, that a call writes as one of its results.
 
-    `before` are its contents before the call; None stands for zeros.
+    `expected` returns their contents after a call on the first set of inputs. `before` is their contents before the
+    call; None means zeros.
     """
 
     name: str
@@ -65,8 +66,8 @@ class Result:
 
 @dataclass
 class CollectiveCalls:
-    """Calls of one collective, one for each of several sets of inputs. An entry of `sets` is the argument `inputs` of
-    `prepare`. All calls write the same `results`."""
+    """Calls of one collective, one for each set of inputs. `prepare` takes an entry of `sets` as its argument `inputs`.
+    All calls write the same `results`."""
 
     group: Group
     prepare: Callable[..., Prepared[Any]]
@@ -76,7 +77,8 @@ class CollectiveCalls:
     def prepared(
         self, algo: str, pdl_level: PDLLevel = PDLLevel.OFF, trace: Trace | None = None, sets: int | None = None
     ) -> list[Prepared[Any]]:
-        """A prepared call for each of the first `sets` sets of inputs. `algo` may also name a form of multimem."""
+        """A prepared call for each of the first `sets` sets of inputs. `algo` may also be one of the names in
+        `multimem.NAMES`."""
         forms = {name: form for form, name in multimem.NAMES.items()}
         options: dict[str, Any] = {"algo": forms.get(algo, algo), "pdl_level": pdl_level, "trace": trace}
         if algo in forms:
@@ -85,8 +87,8 @@ class CollectiveCalls:
 
     def check(self, algo: str) -> None:
         """Make a call on the first set of inputs. Raises DrvfuseError unless its results on every local rank equal
-        those of `drvfuse.reference` bit for bit. Sums in an unspecified order (by multimem or an engine) are not
-        compared."""
+        those of `drvfuse.reference` bit for bit. Sums in an unspecified order (by multimem or an exchange engine) are
+        not compared."""
         (call,) = self.prepared(algo, sets=1)
         for result in self.results:
             result.clear()
@@ -113,10 +115,11 @@ class CollectiveCalls:
         return found
 
     def gemvs(self, weights: Sequence[Sequence[Array]], acts: Sequence[Array]) -> Calls:
-        """For each set of inputs, a GEMV on every rank, launched with PDL, which writes the first row of the input.
+        """For each set of inputs, a GEMV on every rank that writes the first row of the rank's input. The GEMVs are
+        launched with PDL.
 
-        `weights` has for each rank one or more arrays [columns, K], which the sets use in turn, and `acts` has an array
-        [K] for each rank.
+        `weights` has one or more arrays [columns, K] for each rank, which the sets use in turn. `acts` has an array [K]
+        for each rank.
         """
         return [
             together(
@@ -151,8 +154,8 @@ def chained(gemvs: Calls, calls: Calls) -> Calls:
 def inputs_of(
     group: Group, banks: Sequence[Host], rows: int, sets: int, arrays: Callable[[], list[Array]]
 ) -> list[list[Array]]:
-    """Sets of inputs that repeat the banks of the ranks, in arrays that `arrays` makes. The columns of each set are
-    those of the set before it, shifted by one."""
+    """Make `sets` sets of inputs. The input of a rank repeats the rows of its bank, `banks[rank]`; in each further set
+    the columns are shifted by one more. `arrays` allocates the arrays of a set."""
     found = []
     for turn in range(sets):
         found.append(arrays())

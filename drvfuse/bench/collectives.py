@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of all-reduce, and of all-reduce + RMSNorm + FP8, by every algorithm, with the floors and peers of the same
-run.
+"""Times of all-reduce, and of all-reduce + RMSNorm + FP8, by every algorithm, with the floors and the peers' times that
+the same run measures.
 
 A figure is the time of a CUDA graph of back-to-back calls, which use several sets of inputs in turn, divided by the
-number of calls. "adds" is the time that a call adds to a chain of GEMVs, one before each call, which are launched with
-PDL. A peer of the fused op is a sequence: the peer's all-reduce, then a compiled norm and quantisation.
+number of calls. For "adds" a chain of GEMVs, launched with PDL, is timed without calls and with a call after each GEMV:
+the difference is the time that a call adds. A peer of the fused op is a sequence: the peer's all-reduce, then a
+compiled norm and quantisation.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ def measure(
     with_peers: bool,
     multicast: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """A result for each shape, and for each of `residuals`. The peers are measured first.
+    """Yield a result for each shape and each value in `residuals`, which says whether there is a residual. The peers
+    are measured first.
 
-    With `multicast` inputs and sums lie in multicast memory for all algorithms.
+    If `multicast` is true, inputs and sums lie in multicast memory for all algorithms.
 
-    Raises Unsupported if a rank cannot access every other rank's memory.
+    Raises Unsupported if a rank cannot access the memory of all other ranks.
     """
     if not group.peers_readable:
-        raise Unsupported("the floors and most algorithms need peer access between all GPUs of the group")
+        raise Unsupported("this benchmark needs peer access between all GPUs of the group, to time copies between them")
     names = peers.names(op) if with_peers else ()
     found = {name: peers.measure(name, op, residuals, group.size, shapes, settings) for name in names}
     most = max(least_wire_bytes(op, True, group.size, 2 * rows * cols) for rows, cols in shapes)

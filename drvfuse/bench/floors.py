@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lower bounds of the time of any collective: the time of a launch, and that of the bytes that cross the links."""
+"""Floors, which no collective can beat: the time of a launch, and the time in which bytes cross the links."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Links:
         return min(self._pushed(_whole(nbytes), blocks, calls) for blocks in grids)
 
     def bytes_per_us(self, calls: int) -> float:
-        """The rate in one direction of the largest push."""
+        """The rate, in one direction of a link, at which the largest push moves its bytes."""
         return self._nbytes / self.push_us(self._nbytes, calls).median
 
     def _pushed(self, nbytes: int, blocks: int, calls: int) -> Timing:

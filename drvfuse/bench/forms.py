@@ -28,13 +28,14 @@ class Form:
 
     @property
     def gathered(self) -> bool:
-        """True if the form is a quantisation with scales and nothing else: `all_gather` can gather such rows, codes and
-        scales.
+        """True if the form is a quantisation with scales and nothing else, so that `all_gather` can gather its codes
+        and scales.
         """
         return self == Form(self.quantisation) and self.quantisation.scales is not None
 
     def fits(self, columns: int) -> bool:
-        """Whether the heads of this form divide rows of `columns` columns, and its groups divide heads or rows."""
+        """Whether a row of `columns` columns consists of whole heads, if there are heads, and a head or row of whole
+        groups."""
         of_norm = self.head_columns or columns
         return columns % of_norm == 0 and of_norm % (self.quantisation.group or 1) == 0
 

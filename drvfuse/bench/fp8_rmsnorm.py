@@ -113,7 +113,8 @@ HEAD, TEXT_COLUMNS = ["M x N", *(f"{way} {what}" for way in ("fwd", "bwd") for w
 
 
 def plot(results: list[dict[str, Any]], path: Path) -> None:
-    """Draw the times of the forward and backward pass for each shape, with COAT's, torch.compile's and the floor."""
+    """Draw the times of the forward and backward pass for each shape, next to those of COAT and torch.compile and the
+    memory floor."""
     figure = figure_class()(figsize=(13, 5), layout="tight")
     axes = figure.subplots(1, 2, sharey=True)
     places = range(len(results))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of the other FP8 functions compared with their memory floors: LayerNorm, group scales, divisions, sums of
-gradients.
+"""Times of COAT's FP8 functions other than RMSNorm, compared with their memory floors: LayerNorm, group scales,
+divisions, sums of gradients.
 
-Inputs are those of the benchmark of RMSNorm. Calls use several sets of inputs and outputs in turn, more than L2 holds.
+Inputs are those of `fp8_rmsnorm`. Calls use several sets of inputs and outputs in turn, more than L2 holds.
 A floor is the bytes of all arrays that a call reads and writes, divided by the bandwidth of a large copy in the same
 run.
 """
@@ -99,7 +99,8 @@ def _calls(device: Device, rows: int, columns: int) -> Iterator[_Call]:
 
 
 def measure(device: Device, rows: int, columns: int, bandwidth: float) -> dict[str, Any]:
-    """Time, spread and floor of each op, in microseconds; `bandwidth` in bytes per microsecond."""
+    """Measure each of OPS: its time, the spread of the time and the memory floor, in microseconds. `bandwidth` is in
+    bytes per microsecond."""
     elements = rows * columns
     sets = min(64, max(3, _ROTATED_BYTES // elements))
     least = 20 if elements >= 1 << 24 else 60
@@ -118,7 +119,7 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the times relative to the floor: a group of bars for each op."""
+    """Draw the times, divided by the memory floor, as a group of bars for each op."""
     figure = figure_class()(figsize=(13, 6), layout="tight")
     axis = figure.subplots()
     width = 0.8 / len(results)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of the fused norms, and of all-gather of quantised rows with their scales, in every form, with the time of the
-plain form and the wire time.
+"""Times of every form of the fused norms, and of the all-gather of quantised rows with scales. Each is compared with
+the time of the plain form and with the wire time.
 
-The plain form is FP8 with a scale per row; it is measured first for every shape. The wire time of a form is the number
-of bytes that each rank receives by the algorithm which "auto" has chosen, divided by the rate of large copies from each
-rank to the next in the same run.
+The plain form is FP8 with a scale per row; it is measured first for every shape. "auto" chooses the algorithm of a
+form. The form's wire time is the number of bytes that each rank receives by that algorithm, divided by the rate of
+large copies from each rank to the next in the same run.
 """
 
 from __future__ import annotations
@@ -32,9 +32,14 @@ TEXT_COLUMNS = 5
 
 
 def received_bytes(op: str, algo: str, ranks: int, rows: int, columns: int, form: Form) -> float:
-    """The bytes that each rank receives: 16-bit inputs, and by two shots also the results that the owners of rows send.
-    The results are the residual output, if there is one, or else codes, scales and normed rows. With a small workspace
-    one_stage runs instead; it reads as many bytes as one shot receives. For all_gather the bytes are codes and scales.
+    """The number of bytes that each rank receives in a call. By algorithm or op, these bytes are:
+
+    - push_one_shot: the 16-bit inputs of all other ranks. If the workspace is small, one_stage runs in its place, and
+      reads as many bytes.
+    - push_two_shot: the other ranks' inputs for the rank's own rows, and the results of all other rows. The results are
+      the residual output if there is one, otherwise codes, scales and normed rows.
+    - reduce_scatter_rmsnorm_fp8: the other ranks' inputs for the rank's own rows.
+    - all_gather: the codes and scales of all other rows.
     """
     source, of_norm = dtypes.get("bfloat16"), form.head_columns or columns
     row_bytes = columns * source.itemsize
@@ -55,9 +60,10 @@ def received_bytes(op: str, algo: str, ranks: int, rows: int, columns: int, form
 def measure(
     group: Group, ops: Sequence[str], shapes: Sequence[tuple[int, int]], forms: Sequence[str], settings: Settings
 ) -> Iterator[dict[str, Any]]:
-    """A result for each op, each shape, and each form that fits its columns. Raises Unsupported without peer access."""
+    """Yield a result for each op, each shape, and each form that fits the shape's number of columns. Raises Unsupported
+    without peer access."""
     if not group.peers_readable:
-        raise Unsupported("the floor and most algorithms need peer access between all GPUs of the group")
+        raise Unsupported("this benchmark needs peer access between all GPUs of the group, to time copies between them")
     rate = Links(group, settings.link_bytes).bytes_per_us(10)
     for op in ops:
         for rows, columns in shapes:

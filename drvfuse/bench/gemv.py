@@ -72,7 +72,7 @@ class Bench:
 
     def _weight_bytes(self, nbytes: int) -> Array:
         bits = self._random.integers(0, 1 << 16, nbytes // 2, np.uint16)
-        return self._device.array(bits & np.uint16(0xBFF7))  # all values are finite, also as FP8
+        return self._device.array(bits & np.uint16(0xBFF7))  # makes all values finite, also as FP8
 
     def measure(self, n: int, k: int, n_normed: int, rows: int = 1) -> dict[str, Any]:
         """All times of one shape with `rows` rows of act, in microseconds per call. Torch's times are for one row."""
@@ -136,7 +136,8 @@ class Bench:
         act: str = "bfloat16",
         weight: str = "bfloat16",
     ) -> list[Callable[[], object]]:
-        """A call of the op with each of the weights. An FP8 weight has scales of rows, an FP8 act of groups."""
+        """A call of the op with each of the weights. An FP8 weight has a scale for each row. An FP8 act has a scale for
+        each group of 128 columns."""
         device, random = self._device, self._random
         x = device.array(random.standard_normal((rows, k)).astype(dtypes.get(act).numpy))
         gamma = device.array(random.standard_normal(n_normed).astype(dtypes.get("bfloat16").numpy))
@@ -168,9 +169,9 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the times, divided by that of the reading kernel, over the bytes of the weight.
+    """Draw the times, each divided by the time of a kernel that only reads the weight, over the bytes of the weight.
 
-    There is a line for each K; the lines of Inductor are dotted.
+    There is a line for each K. The lines of "compiled", which is torch.compile, are dotted.
     """
     figure = figure_class()(figsize=(15, 5), layout="tight")
     axes = figure.subplots(1, 3, sharey=True)

@@ -31,7 +31,7 @@ from ..runtime.stream import Stream
 from ..trace import statistics
 from ..trace.buffer import Trace
 
-BURST = 50  # calls of a burst, whose launches fit into a stream's queue
+BURST = 50  # the number of calls in a burst; their launches fit into a stream's queue
 BURSTS = 41
 COLUMNS = 4096
 SKEWS = 21

@@ -23,8 +23,8 @@ OPS: dict[str, Any] = {"all_gather": all_gather, "broadcast": broadcast, "all_to
 
 
 def unit_of(ranks: int) -> int:
-    """The number of bytes of which sizes must be multiples, so that each rank's part of each rank's input consists of
-    whole packs."""
+    """All sizes must be multiples of this number of bytes, so that the part of an input for each rank consists of whole
+    packs."""
     return 16 * ranks**2
 
 
@@ -35,10 +35,10 @@ def input_bytes(op: str, ranks: int, nbytes: int) -> int:
 
 def moves(group: Group, op: str, nbytes: int, sets: int, private: bool = False) -> CollectiveCalls:
     """Calls with random bytes, at least `nbytes` of them in the output of a rank. A broadcast is in place, as in torch.
-    No peer can read `private` inputs, so they are staged, as inputs of ranks in several processes are."""
+    If `private` is true, no peer can read the inputs, so they are staged, as in a group of several processes."""
     unit, ranks = unit_of(group.size), range(group.size)
     of_input = input_bytes(op, group.size, -(-nbytes // unit) * unit)
-    shape = (group.size, of_input // group.size)  # so that rows can be exchanged in equal blocks
+    shape = (group.size, of_input // group.size)  # a row per rank, as all_to_all exchanges rows
     hosts = [np.random.default_rng([rank, nbytes]).integers(0, 256, shape, np.uint8) for rank in ranks]
     inputs = [[_private(rank, shape) if private else rank.empty(shape, "uint8") for rank in group] for _ in range(sets)]
     for turn, members in enumerate(inputs):

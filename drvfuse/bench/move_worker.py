@@ -20,7 +20,7 @@ def measure(rank: int, plan: dict[str, Any], write: Callable[..., None], failure
 
 
 def _made(rank: int, plan: dict[str, Any], nbytes: int) -> tuple[Callable[[Any, Any], None], list[Any], Any]:
-    """The call, its random inputs and its output. The bytes of its result were checked."""
+    """The call, its random inputs and its output. The output of the call is checked first."""
     import torch
 
     from .move_calls import input_bytes
@@ -37,14 +37,14 @@ def _made(rank: int, plan: dict[str, Any], nbytes: int) -> tuple[Callable[[Any, 
 
 
 def _screen(op: str, call: Callable[[Any, Any], None], x: Any, output: Any, rank: int, ranks: int) -> None:
-    """Raise an error, so that the peer is not timed, if its output bytes are wrong."""
+    """Raise ValueError if the call's output is wrong, so that the peer is not timed."""
     call(x.fill_(rank + 1), output)
     if op == "broadcast":
         right = bool((x == 1).all())
     else:
         right = all(bool((part == source + 1).all()) for source, part in enumerate(output.view(ranks, -1)))
     if not right:
-        raise ValueError("the bytes are wrong")
+        raise ValueError(f"the output of {op} on rank {rank} has wrong bytes")
 
 
 def _all_gather(x: Any, output: Any) -> None:
@@ -54,7 +54,7 @@ def _all_gather(x: Any, output: Any) -> None:
 
 
 def _broadcast(x: Any, output: Any) -> None:
-    """torch has only an in-place broadcast, so `output` is not used."""
+    """Broadcast `x` from rank 0 in place; `output` is not used, as torch has only an in-place broadcast."""
     import torch.distributed as dist
 
     dist.broadcast(x, 0)

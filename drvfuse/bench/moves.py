@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of the collectives that have no benchmark of their own, by every algorithm, compared with the link rate and
-NCCL of the same run.
+"""Times of the collectives that have no benchmark of their own, by every algorithm. They are compared with the wire
+time, and with the times of NCCL in the same run.
 
 A size is the number of bytes of a rank's output, or of its input for the ops that add. A figure is the time of a CUDA
 graph of back-to-back calls, which use several sets of inputs in turn, divided by the number of calls. The fused op has
@@ -30,27 +30,27 @@ ALGORITHMS = ("push", "relay", "put", "pull", "push_one_shot", "push_two_shot", 
 KIB = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 131072)
 HEAD = ["KiB", "PDL", *ALGORITHMS, "auto is", "wire", "x wire", *PEERS, "x peer"]
 TEXT_COLUMNS = 0
-_ROTATED_BYTES = 256 << 20  # bytes of all sets of inputs of a rank: more than any cache holds
+_ROTATED_BYTES = 256 << 20  # a rank's sets of inputs have this many bytes in all, more than any cache holds
 
 
 def wire_bytes(op: str, ranks: int, nbytes: int) -> int:
-    """The fewest bytes that the busiest link must carry in one direction, namely the bytes that a rank must receive."""
+    """The fewest bytes that the busiest link must carry in one direction, which are those that a rank must receive."""
     if op == "allreduce_many":
         return 2 * (ranks - 1) * nbytes // ranks
     return nbytes if op == "broadcast" else (ranks - 1) * nbytes // ranks
 
 
 def sets_of(nbytes: int, most: int) -> int:
-    """The number of sets of inputs of this size that a run uses, at most `most`."""
+    """The number of sets of inputs that a run uses if an input has `nbytes`; at most `most`."""
     return max(2, min(most, _ROTATED_BYTES // nbytes))
 
 
 def measure(
     group: Group, op: str, kib: Sequence[int], algos: Sequence[str], settings: Settings, with_peers: bool
 ) -> Iterator[dict[str, Any]]:
-    """A result for each size. The peers are measured first. Raises Unsupported without peer access."""
+    """Yield a result for each size. The peers are measured first. Raises Unsupported without peer access."""
     if not group.peers_readable:
-        raise Unsupported("the floor and most algorithms need peer access between all GPUs of the group")
+        raise Unsupported("this benchmark needs peer access between all GPUs of the group, to time copies between them")
     unit = move_calls.unit_of(group.size)
     sizes = [-(-1024 * size // unit) * unit for size in kib]
     shapes = [(1, size) for size in sizes]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of collectives of a group over several nodes in this process, with those of one node and of the exchange alone.
+"""Times of collectives on a group of several nodes, all in this process. Each is compared with the time on a group of
+one node, and with the time of the exchange alone.
 
 A figure is the time of a CUDA graph of back-to-back calls, which use several sets of inputs in turn, divided by the
-number of calls. "Exchange" is the engine's work of one call without the kernels before and after it.
+number of calls. "exchange" is the work of the exchange engine in one call, without the kernels before and after it.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def measure(
     shapes: Sequence[tuple[int, int]],
     settings: Settings,
 ) -> Iterator[dict[str, Any]]:
-    """A result for each op and shape. The results of both groups are compared with the reference before they are
-    timed."""
+    """Yield a result for each op and shape, with times on a group of one node and on a group of `nodes` nodes. Results
+    of both groups are compared with the reference before the calls are timed."""
     cases = [(op, shape) for op in ops for shape in shapes]
     with Group.local(gpus, driver=driver) as group:
         device = group[0].device.name
@@ -49,7 +50,7 @@ def measure(
 
 
 def _over_nodes(group: Group, op: str, rows: int, cols: int, settings: Settings) -> dict[str, Any]:
-    """The times of a call and of its exchange."""
+    """The times of a call and of its exchange, on a group of several nodes."""
     assert group.link is not None
     calls = calls_of(group, op, rows, cols, settings.sets)
     calls.check("auto")
@@ -60,7 +61,7 @@ def _over_nodes(group: Group, op: str, rows: int, cols: int, settings: Settings)
 
 
 def _exchange(calls: CollectiveCalls) -> Callable[[], object]:
-    """A function that repeats the engine's work of one call."""
+    """A function that repeats the work of the exchange engine in one call."""
     link = calls.group.link
     assert link is not None
     (call,) = calls.prepared("auto", sets=1)
@@ -74,7 +75,7 @@ def _exchange(calls: CollectiveCalls) -> Callable[[], object]:
 
 
 class _Noting:
-    """An engine that records each exchange as a function that repeats it."""
+    """An exchange engine that records each exchange as a function that repeats it."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

@@ -38,7 +38,7 @@ def norms(group: Group, op: str, rows: int, columns: int, sets: int, form: Form)
     heads = (columns // of_norm,) if form.head_columns else ()
 
     def own(values: Host, rank: Rank) -> Host:
-        """The rows of `rank` in a tensor of results. The tensor repeats `values`, the results for a bank."""
+        """The rows of `rank` in the tensor that repeats the rows `values`."""
         return repeated(values, rows)[starts[rank.index] : starts[rank.index] + counts[rank.index]]
 
     def empty(dtype: Any, shape: Callable[[int], tuple[int, ...]]) -> list[Array]:
@@ -66,8 +66,8 @@ def norms(group: Group, op: str, rows: int, columns: int, sets: int, form: Form)
         options["normed_outputs"] = written["normed"] = empty("bfloat16", lambda count: (count, columns))
 
     @functools.cache
-    def solved() -> dict[str, Any]:
-        """The reference's results for the rows of the banks. Group scales have the layout "row"."""
+    def of_banks() -> dict[str, Any]:
+        """The reference's results for the banks as inputs. Scales of groups have the layout "row"."""
         of_form: dict[str, Any] = {"norm": form.norm, "beta": beta, "head_columns": form.head_columns or None}
         wanted = partial(reference.allreduce_rmsnorm_fp8, banks, gamma, EPSILON, nodes=group.nodes, **of_form)
         found = wanted(residual=residual, quantisation=made)
@@ -80,7 +80,7 @@ def norms(group: Group, op: str, rows: int, columns: int, sets: int, form: Form)
         return result
 
     def expected(name: str) -> list[Host]:
-        of_ranks = [own(solved()[name], rank) for rank in group]
+        of_ranks = [own(of_banks()[name], rank) for rank in group]
         return [arrange(scales, made) for scales in of_ranks] if name == "scales" and made.group else of_ranks
 
     op_of = OPS[op]

@@ -43,7 +43,7 @@ def main(rank: int, plan: dict[str, Any]) -> int:
 
 
 def first_line(error: Exception) -> str:
-    """The type and the first line of an error, with the next line too if the first one only names the compiler."""
+    """The type of an error and the first line of its text, or the first two lines if the first ends with a colon."""
     lines = str(error).strip().splitlines() or ["without a message"]
     return f"{type(error).__name__}: {' '.join(lines[: 1 + lines[0].endswith(':')])}"
 
@@ -66,7 +66,7 @@ def _measure(rank: int, plan: dict[str, Any], write: Callable[..., None]) -> Non
         _measure_sums(rank, plan, write)
     torch.cuda.synchronize()
     store.set(f"done {rank}", "")
-    store.wait([f"done {other}" for other in range(ranks)], wait)  # no rank frees memory that a peer may still use
+    store.wait([f"done {other}" for other in range(ranks)], wait)  # others may still use this rank's memory
 
 
 def _measure_sums(rank: int, plan: dict[str, Any], write: Callable[..., None]) -> None:
@@ -104,11 +104,11 @@ def _measure_sums(rank: int, plan: dict[str, Any], write: Callable[..., None]) -
 
 
 def _screen(reduce: Reduce, x: Any, rank: int, ranks: int, reduces: bool) -> None:
-    """Raise an error, so that the peer is not timed, if its sums are wrong."""
+    """Raise ValueError if the peer's sums are wrong, so that the peer is not timed."""
     if reduces:
         got = reduce(x.fill_(rank + 1))
         if not bool((got == ranks * (ranks + 1) // 2).all()):
-            raise ValueError("the sums are wrong")
+            raise ValueError(f"the all-reduce has wrong sums on rank {rank}")
 
 
 def _after(norm: Callable[[Any], Any], reduce: Reduce) -> Reduce:
@@ -124,14 +124,16 @@ def _after_gemv(gemv: Callable[[Any, Any], Any], call: Reduce) -> Callable[[Any,
 
 
 def _gemv(act: Any) -> Callable[[Any, Any], Any]:
-    """A product by cuBLAS that becomes the first row of the input."""
+    """Return a function of an input x and a weight. It multiplies `act` by the weight with cuBLAS, and stores the
+    product in the first row of x."""
     import torch
 
     return lambda x, weight: torch.mm(act, weight.t(), out=x[:1])
 
 
 def compiled_norm(residual: Any, gamma: Any, epsilon: float) -> Callable[[Any], Any]:
-    """A compiled function: it adds the residual, if there is one, and computes RMSNorm and FP8 with a scale per row."""
+    """A compiled function that adds the residual, if there is one, and computes RMSNorm and FP8 with a scale per
+    row."""
     import torch
 
     torch._dynamo.reset()  # without this, torch stops compiling after a few shapes
@@ -162,7 +164,7 @@ def _nccl(elements: int, sets: int) -> tuple[list[Any], Reduce]:
 
 
 def _nccl_windows(elements: int, sets: int) -> tuple[list[Any], Reduce]:
-    """One array that holds all sets of inputs, in a symmetric window."""
+    """`sets` inputs, which are parts of one array in a symmetric window, and NCCL's all-reduce of one of them."""
     import torch
 
     return list(window(elements * sets, torch.bfloat16).view(sets, elements)), _all_reduce
@@ -226,4 +228,4 @@ if __name__ == "__main__":
     status = main(int(sys.argv[1]), json.loads(sys.argv[2]))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # the destructor of a communicator would wait for a rank that has failed
+    os._exit(status)  # runs no destructors: that of a communicator would wait for a rank that has failed

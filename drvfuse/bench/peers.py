@@ -37,8 +37,8 @@ Figures = dict[str, Any]
 
 
 def names(op: str) -> tuple[str, ...]:
-    """The names of an op's peers. For the fused op each peer is followed by the compiled norm and quantisation; `NORM`
-    is the name of norm and quantisation alone.
+    """The names of an op's peers. A peer of the fused op is a collective and then a compiled norm and quantisation;
+    `NORM` names the norm and quantisation without a collective.
     """
     return PEERS if op == "allreduce" else (*PEERS, NORM)
 
@@ -46,7 +46,8 @@ def names(op: str) -> tuple[str, ...]:
 def measure(
     peer: str, op: str, residuals: Sequence[bool], ranks: int, shapes: Sequence[tuple[int, int]], settings: Settings
 ) -> dict[Key, Figures]:
-    """The figures of every peer for every shape, and for each of `residuals`."""
+    """Measure `peer` with every shape and each value in `residuals`, which says whether there is a residual. Returns
+    its figures."""
     with tempfile.TemporaryDirectory() as folder:
         plan = {
             "peer": peer,
@@ -70,8 +71,8 @@ def measure(
 
 
 def _figures(records: Sequence[dict[str, Any] | None], reason: str) -> Figures:
-    """The figures of one peer and shape, from the ranks' records under one key. The time of a replay is that of the
-    slowest rank."""
+    """The figures of one peer and shape, from the ranks' records under one key. The time of a replay is the slowest
+    rank's."""
     for record in records:
         if record is not None and "failed" in record:
             return {"failed": record["failed"]}

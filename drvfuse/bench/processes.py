@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times of collectives of two groups by the same kernels: one group in one process, the other with a process per GPU.
+"""Times the same collectives on two groups: one group in one process, the other with a process per GPU.
 
-A figure is the time of a CUDA graph of back-to-back calls, which use several sets of inputs in turn, divided by the
-number of calls. It is that of the slowest rank, and the median over replays. The replays of the two groups alternate,
-so that changes of the machine's speed affect both; each group waits while the other one runs.
+A CUDA graph of back-to-back calls, which use several sets of inputs in turn, is replayed. The time of a replay is the
+slowest rank's, divided by the number of calls; a figure is the median over the replays. The replays of the two groups
+alternate, so that changes of the computer's speed affect both. Each group waits while the other one runs.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def measure(
     algos: Sequence[str],
     settings: Settings,
 ) -> Iterator[dict[str, Any]]:
-    """A result for each op and shape, and for each of `algos` that the op has. `group` has as many ranks as there are
-    workers, on the same GPUs. The results of both groups are compared with the reference before they are timed."""
+    """Yield a result for each op and shape, and for each of `algos` that the op has. `group` has as many ranks as there
+    are workers, on the same GPUs. Results of both groups are compared with the reference before the calls are timed."""
     for op in ops:
         known = [algo for algo in algos if algo in ALGORITHMS[op]]
         for rows, cols in shapes if known else ():

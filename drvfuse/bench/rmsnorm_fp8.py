@@ -71,7 +71,8 @@ def _call(device: Device, form: Form, host: Host) -> _Call:
 
 
 def measure(device: Device, rows: int, columns: int, bandwidth: float, with_torch: bool = False) -> dict[str, Any]:
-    """Time, spread and floor of each form, in microseconds; `bandwidth` in bytes per microsecond."""
+    """Measure each of FORMS: its time, the spread of the time and the memory floor, in microseconds. `bandwidth` is in
+    bytes per microsecond."""
     random = np.random.default_rng(rows * 65536 + columns)
     host = random.standard_normal((rows, columns), np.float32).astype(dtypes.get("bfloat16").numpy)
     sets = min(64, max(3, _ROTATED_BYTES // (3 * rows * columns)))
@@ -106,7 +107,8 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
 
 
 def plot(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the times relative to the floor over the elements: a line for each form, torch.compile's dotted."""
+    """Draw the times, divided by the memory floor, over the number of elements. There is a line for each of FORMS; the
+    lines of torch.compile are dotted."""
     figure = figure_class()(figsize=(9, 5), layout="tight")
     axis = figure.subplots()
     for name in FORMS:

@@ -13,7 +13,8 @@ _FP8_MAX = 448.0
 
 
 def torch_us(rows: int, columns: int, epsilon: float, sets: int, least: int) -> dict[str, float]:
-    """Microseconds per call by the form's name. Calls use `sets` sets of random bfloat16 inputs in turn."""
+    """Microseconds per call for those of `rmsnorm_fp8.FORMS` that have a version in torch, by name. Calls use `sets`
+    sets of random bfloat16 inputs in turn."""
     import torch
 
     torch._dynamo.reset()  # without this, torch stops compiling after a few shapes

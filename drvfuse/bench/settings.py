@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of one comparison of collectives, which are the same for all ops, floors and peers."""
+"""The settings of one comparison of collectives. They apply to drvfuse's ops, to the peers and to the floors alike."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """A graph has at least `calls` calls, which use `sets` sets of inputs in turn. `weight_bytes` is the size of the
-    weight of a chain's GEMV, `link_bytes` that of the copy by which the rate of links is measured, and `peer_seconds`
-    the time limit of a peer's processes."""
+    """A graph has at least `calls` calls, which use `sets` sets of inputs in turn. A weight of the chained GEMVs has
+    `weight_bytes`, and the copy that measures the rate of links has `link_bytes`. `peer_seconds` is the time limit of a
+    peer's processes."""
 
     calls: int = 100
     sets: int = 8

@@ -21,15 +21,15 @@ def source() -> str:
 
 
 def shapes() -> list[tuple[int, int]]:
-    """The rows and columns that are stored, the same for two and for four GPUs."""
+    """The shapes (rows, columns) for which times are stored; they are the same for two and for four GPUs."""
     return [(row["rows"], row["cols"]) for row in _stored()["rows"] if row["gpus"] == 2]
 
 
 def fastest(op: str, ranks: int, rows: int, cols: int, residual: bool) -> tuple[str, float] | None:
     """The name and microseconds of the fastest peer of the all-reduce, or of the fused op with residual.
 
-    It is None for a shape that is not stored. For the fused op without residual it is that of the all-reduce, with
-    which an unfused sequence begins.
+    Returns None for a shape that is not stored. For the fused op without residual it returns the fastest peer of the
+    all-reduce, the first step of a sequence of unfused ops.
     """
     for row in _stored()["rows"]:
         if (row["gpus"], row["rows"], row["cols"]) == (ranks, rows, cols):

@@ -20,8 +20,8 @@ from .sum_worker import tensors_of
 
 
 def sums(group: Group, op: str, rows: int, columns: int, sets: int, multicast: bool = False) -> CollectiveCalls:
-    """Calls of one of the ops that add. With `multicast` inputs and outputs lie in multicast memory of the group, which
-    they keep alive."""
+    """Calls of one of the ops that add. If `multicast` is true, inputs and outputs lie in multicast memory of the
+    group; the arrays keep that memory alive."""
     banks = [bank(rank, rows, columns) for rank in range(group.size)]
     counts = split_rows(rows, group.size) if op == "reduce_scatter" else (rows,) * group.size
     starts = np.cumsum((0, *counts)) if op == "reduce_scatter" else [0] * group.size

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NCCL's reduce-scatter, alone and with a compiled norm, and its all-reduces in a group call, in a process of
-`peer_worker`, with torch.
+"""Measures NCCL's reduce-scatter, alone and with a compiled norm, and several NCCL all-reduces in one group call. Runs
+in a process of `peer_worker`, with torch.
 
-A shape of the plan is (1, bytes of a rank's input, of bfloat16). The fused op is NCCL's reduce-scatter, then residual,
-RMSNorm and FP8 by row in one compiled kernel.
+A shape of the plan is (1, number of bytes of a rank's bfloat16 input). The fused op is NCCL's reduce-scatter, then
+residual, RMSNorm and FP8 with a scale per row in one compiled kernel.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _MOST_COLUMNS = 4096
 
 
 def columns_of(nbytes: int, ranks: int) -> int:
-    """The number of columns of an input of `nbytes`: the largest multiple of 8, up to 4096, that divides the part of
-    each rank. That part is a multiple of 8 elements."""
+    """The number of columns of an input of `nbytes`: the largest multiple of 8, up to 4096, that divides the number of
+    elements in a rank's part. That number is a multiple of 8."""
     part = nbytes // 2 // ranks
     rows = -(-part // _MOST_COLUMNS)
     return next(part // count for count in range(rows, part + 1) if part % (8 * count) == 0)
@@ -37,7 +37,7 @@ def measure(rank: int, plan: dict[str, Any], write: Callable[..., None], failure
 
 
 def _made(rank: int, plan: dict[str, Any], nbytes: int) -> tuple[Callable[[Any, Any], Any], list[Any], Any]:
-    """The call, its random inputs and its output. The sums of its result were checked."""
+    """The call, its random inputs and its output. The sums of the call are checked first."""
     import torch
 
     from .moves import sets_of
@@ -53,11 +53,11 @@ def _made(rank: int, plan: dict[str, Any], nbytes: int) -> tuple[Callable[[Any, 
 
 
 def _screen(op: str, call: Callable[[Any, Any], Any], x: Any, output: Any, rank: int, ranks: int) -> None:
-    """Raise an error, so that the peer is not timed, if its sums are wrong."""
+    """Raise ValueError if the call's sums are wrong, so that the peer is not timed."""
     call(x.fill_(rank + 1), output)
     total = ranks * (ranks + 1) // 2
     if not bool(((x if op == "allreduce_many" else output) == total).all()):
-        raise ValueError("the sums are wrong")
+        raise ValueError(f"{op} has wrong sums on rank {rank}")
 
 
 def _call(op: str, nbytes: int, ranks: int) -> Callable[[Any, Any], Any]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time of calls inside a CUDA graph, and the bandwidth of a copy, by which floors are computed. Only the times of
-real GPUs have a meaning."""
+"""Measures the time of calls inside a CUDA graph, and the bandwidth of a copy, from which memory floors are computed.
+Only the times of real GPUs have a meaning."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Timing(NamedTuple):
 
 
 class Replays:
-    """A graph of back-to-back calls, one per rank of a group, replayed any number of times.
+    """CUDA graphs of back-to-back calls, one graph per rank of a group or one for a device, that can be replayed.
 
-    The graph has each of `calls` the same number of times, in turn, and at least `calls_a_graph` calls in all. Each
-    call launches its work on the streams of all ranks, or on the device's stream, and must be capturable. With `joined`
-    one graph holds the calls of all ranks, as the algorithm "naive" requires.
+    The calls in a graph alternate between those of `calls`; each occurs the same number of times, and there are at
+    least `calls_a_graph` in all. Each call launches its work on the streams of all ranks, or on the device's stream,
+    and must be capturable. With `joined` one graph holds the work of all ranks, as the algorithm "naive" requires.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class Replays:
     def microseconds(self) -> float:
         """Microseconds per call of one replay, on the slowest rank.
 
-        The replay directly follows another one that is not timed, so the ranks are in step, and the time does not
-        include the start of a graph.
+        An untimed replay directly precedes the timed one. So all ranks begin the timed replay at about the same time,
+        and the time does not include the start of a graph.
         """
         self._launch()
         for stream, start, _ in self._marks:
@@ -91,7 +91,8 @@ class Replays:
 def microseconds_per_call(
     where: Group | Device, calls: Sequence[Callable[[], object]], calls_a_graph: int = 20, *, joined: bool = False
 ) -> Timing:
-    """(Time of a graph of back-to-back calls) / calls, over replays; the arguments are those of `Replays`."""
+    """The time of a graph of back-to-back calls, divided by the number of calls. The arguments are those of
+    `Replays`."""
     with contextlib.closing(Replays(where, calls, calls_a_graph, joined=joined)) as replays:
         times = [replays.microseconds() for _ in range(REPLAYS)]
     return Timing(statistics.median(times), max(times) - min(times))
@@ -125,9 +126,10 @@ extern "C" __global__ void __launch_bounds__(512) copy(const uint4* from, uint4*
 
 
 def copy_launch(source: Array, target: Array, blocks: int) -> Launch:
-    """The launch of a copy of `source` by 16-byte accesses, on its device. Its size is a multiple of 16 bytes.
+    """The launch of a kernel that copies `source` to `target` by 16-byte accesses, on the device of `source`.
 
-    `target` is on that device, or on a device whose memory it can access. The caller keeps `target` alive.
+    The size of `source` must be a multiple of 16 bytes, and its device must be able to access `target`. The caller
+    keeps `target` alive.
     """
     kernel = compile(_COPY, driver=source.device.driver)["copy"]
     return kernel.prepare(blocks, 512, source, target.ptr, source.nbytes // 16, device=source.device)

@@ -16,10 +16,10 @@ def torch_us_per_call(function: Callable[..., Any], arguments: Sequence[tuple[An
 
 
 def torch_times(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[float]:
-    """Microseconds per call of each replay of a graph that has one call with each of `arguments`.
+    """Replay a graph of one call with each of `arguments`, and return the microseconds per call of each replay.
 
-    Each replay directly follows another one that is not timed, so processes whose functions wait for one another are in
-    step.
+    An untimed replay directly precedes each timed one. So processes whose functions wait for one another begin the
+    timed replay at about the same time.
     """
     import torch
 

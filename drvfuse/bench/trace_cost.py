@@ -37,7 +37,7 @@ Calls = Sequence[Callable[[], object]]
 
 
 def measure(group: Group) -> Iterator[dict[str, Any]]:
-    """A result for each op, algorithm and shape."""
+    """Yield a result for each op, algorithm and shape."""
     for rows, cols in SHAPES:
         for op in OPS:
             over = calls_of(group, op, rows, cols, _SETS)

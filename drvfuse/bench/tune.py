@@ -19,8 +19,8 @@ COLUMNS = 4096
 
 
 class Measurement(NamedTuple):
-    """The calls by which a constant is measured, with two numbers of rows. No peer can read `private` inputs, so they
-    are staged."""
+    """The calls from whose times one `Cost` is computed: calls of an op by an algorithm, with each of two numbers of
+    rows. If `private` is true, no peer can read the inputs, so they are staged."""
 
     op: str
     algo: str
@@ -45,7 +45,8 @@ becomes the fastest."""
 
 
 class Effort(NamedTuple):
-    """The number of sets of inputs that calls use in turn, the calls of a graph, and the divisor of the rows."""
+    """How much is measured: `sets` sets of inputs, which calls use in turn, and at least `calls` calls in a graph. The
+    numbers of rows of a measurement are divided by `fewer`."""
 
     sets: int
     calls: int
@@ -58,11 +59,12 @@ LEAST = Effort(sets=1, calls=1, fewer=512)
 
 
 def measure(group: Group, effort: Effort = FULL) -> Mapping[str, Cost]:
-    """The constants of this group, from calls back to back in a graph with PDL, with inputs of COLUMNS bfloat16
-    columns.
+    """Measure the constants of `plans.tuning` on this group. Calls run back to back in a graph with PDL, on inputs with
+    COLUMNS columns of bfloat16.
 
-    Relays need three ranks. Raises DrvfuseError if the results of an algorithm on a rank differ from those of
-    `drvfuse.reference` in a bit. All ranks have the same constants, since one process measures.
+    The algorithm "relay" is left out on fewer than three ranks. Raises DrvfuseError if the results of an algorithm on a
+    rank differ in a bit from those of `drvfuse.reference`. All ranks get the same constants, since one process measures
+    them.
     """
     some = {name: one for name, one in MEASUREMENTS.items() if group.size > 2 or one.algo != "relay"}
     return {name: _cost(group, one, effort) for name, one in some.items()}
@@ -79,7 +81,7 @@ def _cost(group: Group, one: Measurement, effort: Effort) -> Cost:
 
 
 def _received(ranks: int, one: Measurement, rows: int) -> float:
-    """The bytes that a rank receives; for a relay the bytes on each link."""
+    """The number of bytes that each rank receives in a call with `rows` rows."""
     row_bytes = 2 * COLUMNS
     if one.op == "allreduce":
         return tuning.allreduce_received(ranks, rows * row_bytes)[tuning.ALGORITHMS.index(one.algo)]

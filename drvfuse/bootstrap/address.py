@@ -30,9 +30,10 @@ Target = tuple[str, int] | str
 
 @dataclass(frozen=True)
 class Address:
-    """The address of the board of one group, and the secret of its ranks.
+    """Where the board of one group is served, and the secret of the group's ranks.
 
-    `unix` is an abstract name on the host `host`; if `host` is "", it is on the host of the process that reads it.
+    `unix` is the abstract name of a socket on `host`. An empty `host` means the host of the process that reads the
+    address.
     """
 
     group: str
@@ -72,7 +73,7 @@ def listen_here(name: str) -> socket.socket:
         listener.close()
         if error.errno != errno.EADDRINUSE:
             raise
-        both = f"{_holder(name)} and process {os.getpid()} both came as rank 0 of one job"
+        both = f"{_holder(name)} and process {os.getpid()} both act as rank 0 of one job"
         raise GroupMismatch("which process is rank 0", {0: both}) from None
     listener.listen(_BACKLOG)
     return listener

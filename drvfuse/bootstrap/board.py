@@ -42,8 +42,8 @@ CLOSED = "it has closed the group"
 class Board:
     """The board of the ranks 0 to `size` - 1 of a group, seen from one of them, `rank`.
 
-    `members` are their ranks on the first board, from which this one was split. `ended` has an entry for each rank that
-    has ended, with how it ended; another thread fills it, so reading it is cheap. `timeout` is the time-out, in
+    `members` are their ranks on the first board, from which this board was split. `ended` has an entry for each rank
+    that has ended, with how it ended; another thread fills it, so reading it is cheap. `timeout` is the time-out, in
     seconds, of steps that are given none. Threads may share a board; it takes their steps one after another.
     """
 
@@ -78,7 +78,7 @@ class Board:
     def split(self, color: int | None, key: int = 0, timeout: float | None = None) -> Board | None:
         """A board of the ranks that give the same colour, ordered by key, then by rank; None for the colour None.
 
-        The new board uses this one's connection, and works whether or not this one is closed.
+        The new board uses the connection of this board, and works whether or not this board is closed.
         """
         if color is not None:
             color = require_integer("color", color, "an int of at least 0, or None", 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's end of its connection to the server of a board, shared by the boards that are split from it.
+"""A rank's end of its connection to the server of a board. Boards that are split from that board share the connection.
 
 A daemon thread reads. It wakes the threads that wait for an answer, and enters ranks that have ended into the
 dictionaries `Board.ended`. Every wait is bounded: if the server does not answer within `_GRACE` seconds after the
@@ -158,7 +158,8 @@ class Connection:
                 self._socket.sendall(pack(message, value))
             except OSError as error:
                 self._failure = handshake.loss(error)
-                self.sever()  # a frame may be sent in part; then the reading thread wakes all that wait
+                # Close, since a part of the frame may have been sent. The reading thread then wakes the others.
+                self.sever()
 
     def _answer(self, board: int, number: int, what: str, seconds: float) -> tuple[dict[str, Any], bytes]:
         until = time.monotonic() + seconds + _GRACE
@@ -166,14 +167,14 @@ class Connection:
             while (answer := self._answers[number]) is None:
                 if self._lost:
                     raise self._server_ended(board, what)
-                left = until - time.monotonic()
-                if left <= 0:
+                remaining = until - time.monotonic()
+                if remaining <= 0:
                     members = self._members.get(board, (self.rank,))
                     silent = "its process, which serves the board, does not answer"
                     missing = [members.index(0)] if 0 in members else []
                     waiting = {**dict.fromkeys(missing, silent), members.index(self.rank): what}
                     raise GroupTimeout(what, missing, waiting, seconds)
-                self._news.wait(left)
+                self._news.wait(remaining)
             return answer
 
     def _server_ended(self, board: int, what: str) -> RankEnded | ClosedError:
@@ -196,10 +197,11 @@ class Connection:
         except OSError as error:
             lost = handshake.loss(error)
         except (Malformed, *NOT_A_MESSAGE):
-            lost = "its process sent what is no message of a board"
+            lost = "its process sent bytes that are no message of a board"
         with self._news:
             self._lost = self._failure or lost
-            for board, members in self._members.items():  # the server was in the process of rank 0 of the first board
+            # Rank 0 of the first board counts as ended on all its boards, since the server ran in its process.
+            for board, members in self._members.items():
                 if 0 in members:
                     self._ended[board].setdefault(members.index(0), self._lost)
             self._news.notify_all()

@@ -57,7 +57,7 @@ def share(
     """
     until = time.monotonic() + (board.timeout if timeout is None else seconds_of("timeout", timeout))
 
-    def left() -> float:
+    def seconds_left() -> float:
         return max(until - time.monotonic(), 0.001)
 
     gifts: dict[int, list[int]] = {}
@@ -75,7 +75,7 @@ def share(
         except OSError as error:
             failure = failure or f"no socket to receive at: {error.strerror or error}"
         card = {"host": host_identity(), "name": name, "token": token.hex(), "failure": failure}
-        cards = [json.loads(text) for text in board.gather(what, json.dumps(card).encode(), left())]
+        cards = [json.loads(text) for text in board.gather(what, json.dumps(card).encode(), seconds_left())]
         _all_can(what, cards, wrong)
         sent: list[socket.socket] = undo.enter_context(contextlib.closing(_Sockets()))
         try:
@@ -85,14 +85,14 @@ def share(
                     sent.append(_send(address, theirs, board.rank, gifts.get(peer, [])))
         except OSError as error:
             failure = f"its descriptors for rank {peer} were not sent: {error.strerror or error}"
-        board.vote(what, failure, left())
+        board.vote(what, failure, seconds_left())
         received: dict[int, list[int]] = {}
         undo.callback(_close, received.values())
         try:
             _receive(listener, token, board, received, min(until, time.monotonic() + _ACCEPT_SECONDS))
         except OSError as error:
             failure = f"descriptors were not received: {error.strerror or error}"
-        board.vote(what, failure, left())
+        board.vote(what, failure, seconds_left())
         result = dict(received)
         received.clear()
         return result
@@ -126,10 +126,11 @@ def _gifts(board: Board, given: object) -> dict[int, list[int]]:
     elif isinstance(given, Sequence) and not isinstance(given, str | bytes):
         gifts = dict.fromkeys(peers, given)
     else:
-        raise ArgumentError("given", kind_of(given), "a sequence of descriptors, or one for each rank by its number")
+        expected = "a sequence of descriptors, or a mapping from ranks to such sequences"
+        raise ArgumentError("given", kind_of(given), expected)
     for rank, descriptors in gifts.items():
         if rank not in peers:
-            raise ArgumentError("given", f"for rank {rank!r}", f"for other ranks of the board, which has {board.size}")
+            raise ArgumentError("given", f"for rank {rank!r}", f"for other ranks of the board, 0 to {board.size - 1}")
         if not isinstance(descriptors, Sequence) or isinstance(descriptors, str | bytes):
             raise ArgumentError(f"given[{rank}]", kind_of(descriptors), "a sequence of descriptors")
         if len(descriptors) > MOST:
@@ -163,7 +164,7 @@ def _send(address: str, token: bytes, rank: int, descriptors: list[int]) -> sock
         connected.settimeout(_ACCEPT_SECONDS)
         connected.connect(address)
         if not handshake.same_user(connected):
-            raise OSError("a process of another user listens in its place")
+            raise OSError("a process of another user listens at that rank's socket")
         message = _MESSAGE.pack(token, rank, len(descriptors))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
         connected.sendmsg([message], rights)
@@ -194,7 +195,8 @@ def _receive(listener: socket.socket, token: bytes, board: Board, received: dict
             _close([found])
             if not stranger:
                 lost = f"{count - len(found)} of the {count} descriptors of rank {rank} were lost"
-                raise OSError(f"{lost}: the limit of open files" if flags & socket.MSG_CTRUNC else lost)
+                full = "this process has reached its limit of open files (ulimit -n)"
+                raise OSError(f"{lost}: {full}" if flags & socket.MSG_CTRUNC else lost)
             continue
         received[rank] = list(found)
 

@@ -28,7 +28,7 @@ class Malformed(Exception):
 
 
 def pack(message: dict[str, Any], data: bytes = b"") -> bytes:
-    """One frame."""
+    """The bytes of the frame that holds `message` and `data`."""
     text = json.dumps(message, separators=(",", ":")).encode()
     return _HEAD.pack(len(text), len(data)) + text + data
 
@@ -41,7 +41,7 @@ class Unpacker:
         self._largest = _STRANGER
 
     def trust(self, values: int) -> None:
-        """Accept larger frames from now on: those that hold up to `values` values of a step."""
+        """From now on accept larger frames, with up to `values` values of at most LARGEST_VALUE bytes."""
         self._largest = _LARGEST_MESSAGE, values * LARGEST_VALUE
 
     def feed(self, received: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
@@ -50,7 +50,8 @@ class Unpacker:
         while len(self._bytes) >= _HEAD.size:
             text_bytes, data_bytes = _HEAD.unpack_from(self._bytes)
             if text_bytes > self._largest[0] or data_bytes > self._largest[1]:
-                raise Malformed(f"a frame of {text_bytes} + {data_bytes} bytes")
+                limit = "{} + {}".format(*self._largest)
+                raise Malformed(f"a frame of {text_bytes} + {data_bytes} bytes (JSON + data), above the limit {limit}")
             data_begin = _HEAD.size + text_bytes
             end = data_begin + data_bytes
             if len(self._bytes) < end:

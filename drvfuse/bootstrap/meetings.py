@@ -53,14 +53,15 @@ class _Board:
 class Meetings:
     """All boards of a server of `size` ranks: board 0 has all ranks, and splits make the others.
 
-    `send(rank, message, data)` is called with every answer, and for every rank that has ended or left, to all members
-    of its boards, with {"ended": [board, place, how]}. `rank` is a rank of board 0, and `place` a rank of that board.
+    `send(rank, message, data)` is called with every answer. When a rank has ended or left a board, it is also called
+    for each other member, with {"ended": [board, place, how]}. `rank` is a rank of board 0; `place` is the number that
+    the ended rank has on board `board`.
     """
 
     def __init__(self, size: int, send: Callable[[int, dict[str, Any], bytes], None]) -> None:
         self._send = send
         self._boards = {0: _Board(tuple(range(size)))}
-        self._made = 1
+        self._next_number = 1
         self._seen: dict[int, str] = {}
         self._suspects: dict[int, str] = {}
         self._refused: tuple[str, dict[int, str]] | None = None
@@ -70,7 +71,7 @@ class Meetings:
         """Whether every rank has connected."""
         return all(rank in self._seen for rank in self._boards[0].members)
 
-    def came(self, rank: int, who: str) -> str | None:
+    def connected(self, rank: int, who: str) -> str | None:
         """Record that a rank has connected; `who` describes its process. Returns the description of the process that
         had connected as this rank before, or None."""
         before = self._seen.get(rank)
@@ -89,8 +90,8 @@ class Meetings:
             self._mismatch(board, *self._refused)
 
     def ask(self, rank: int, number: int, request: Request) -> None:
-        """Record that `rank` takes a step on board `number`. Raises KeyError if the rank is not a member of that
-        board."""
+        """Record the request that `rank` makes for its next step on board `number`. Raises KeyError if the rank is no
+        member of that board, or has a request there already."""
         board = self._boards[number]
         if rank not in board.members or rank in board.requests:
             raise KeyError(rank)
@@ -187,7 +188,7 @@ class Meetings:
         numbers: dict[int, int] = {}
         for wanted in sorted({colour for colour, _ in choices if colour is not None}):
             places = sorted((key, place) for place, (colour, key) in enumerate(choices) if colour == wanted)
-            numbers[wanted], self._made = self._made, self._made + 1
+            numbers[wanted], self._next_number = self._next_number, self._next_number + 1
             self._boards[numbers[wanted]] = _Board(tuple(board.members[place] for _, place in places))
         colours = {rank: colour for rank, (colour, _) in zip(board.members, choices, strict=True)}
         for rank in board.waiting:

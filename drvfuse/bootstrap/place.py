@@ -44,7 +44,7 @@ LAUNCHERS = (
         ("WORLD_SIZE",),
         "LOCAL_RANK",
         "LOCAL_WORLD_SIZE",
-        # the run id is "none" by default, so it does not identify a job
+        # These do not identify a job, since the run id is "none" by default: `find_place` needs MASTER_PORT too.
         ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
     ),
     Launcher(
@@ -167,7 +167,7 @@ def _on_this_host(variables: Mapping[str, str], launcher: Launcher, size: int) -
 
 
 def _slurm_local_size(variables: Mapping[str, str]) -> int | None:
-    """The tasks of this node: entry SLURM_NODEID of a list such as "2(x3),1", which is 2, 2, 2, 1."""
+    """The number of tasks on this node: entry SLURM_NODEID of a list such as "2(x3),1", which means 2, 2, 2, 1."""
     counts: list[int] = []
     for part in variables.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
         if match := re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part):
@@ -177,9 +177,10 @@ def _slurm_local_size(variables: Mapping[str, str]) -> int | None:
 
 
 def _pmi_server(variables: Mapping[str, str]) -> str | None:
-    """The process that serves PMI to the ranks of this host. MPICH has no variable that differs between jobs.
+    """The process that serves PMI to the ranks of this host, in words; None if it is unknown. It identifies a job of
+    MPICH, which sets no variable that differs between jobs.
 
-    It is found without reading or writing: the kernel knows which process made the socket that each rank got.
+    The process is found without any message: the kernel knows which process made the socket that each rank got.
     """
     copy = -1
     try:

@@ -67,7 +67,7 @@ def meet(
 
 
 def connect(place: Place, timeout: float = 60.0, notices: Notices | None = None) -> Board:
-    """The board of the next group of the job of `place`. See `meet`."""
+    """Connect to the next group of the job that `place` describes, as `meet` does. Returns the board of the group."""
     until = time.monotonic() + seconds_of("timeout", timeout)
     if notices is not None:
         if place.rank == 0:
@@ -81,13 +81,14 @@ def connect(place: Place, timeout: float = 60.0, notices: Notices | None = None)
 
 
 def address_of(place: Place, number: int) -> Address:
-    """The address of group `number` of a job without a store. Raises ArgumentError if the job has none."""
+    """The address of a group if no store is given; the job has connected `number` groups before. Raises ArgumentError
+    if the launcher's variables do not determine an address."""
     if not place.job and place.size > 1:
         raise ArgumentError(
             "environment variable MASTER_PORT",
             "not set",
-            "a number that all ranks of this job have and no other job of this user, or `store` must be given: nothing "
-            "else that the launcher has set tells its jobs apart",
+            "a number that all ranks of this job share and that no other job of this user has, since the launcher has "
+            "set nothing else that distinguishes its jobs; or pass `store`",
         )
     secret = os.environ.get("DRVFUSE_SECRET", "").encode()
     if secret and len(secret) < _SHORTEST_SECRET:
@@ -135,7 +136,7 @@ def _noticed(notices: Notices, seconds: float) -> Address:
     try:
         return address.of_notice(notices.read(seconds))
     except ValueError as error:
-        raise NotThere(f"the value in the store is no notice of drvfuse ({error})") from None
+        raise NotThere(f"the value in the store is no address that drvfuse has written ({error})") from None
 
 
 def _serve(
@@ -211,9 +212,9 @@ def _reach(
     known: Address | None = None
     pause, trouble = 0.01, ""
     while True:
-        left = until - time.monotonic()
+        remaining = until - time.monotonic()
         try:
-            known, trouble = read(max(min(left, _READ_SECONDS if known is None else 0.0), 0.0)), ""
+            known, trouble = read(max(min(remaining, _READ_SECONDS if known is None else 0.0), 0.0)), ""
         except NotThere as error:
             trouble = str(error)
         for target in known.targets if known else ():
@@ -229,10 +230,10 @@ def _reach(
             except OSError as error:
                 reason = "nobody listens" if error.errno == errno.ECONNREFUSED else f"no answer ({error})"
                 states[target] = f"{reason} {address.in_words(target)}"
-        if left <= 0:
+        if remaining <= 0:
             found = ", ".join(filter(None, (*(states[target] for target in (known.targets if known else ())), trouble)))
             hint = _HINT if known and not known.host and place.one_host is None and not known.tcp else ""
             waiting = {0: (found or "no address of it can be reached from here") + hint}
             raise GroupTimeout(JOINING, [0], {**waiting, place.rank: f"{JOINING}, which rank 0 serves"}, timeout)
-        time.sleep(min(pause, left))
+        time.sleep(min(pause, remaining))
         pause = min(2 * pause, 0.2)

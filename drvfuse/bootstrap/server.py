@@ -32,7 +32,7 @@ _live: weakref.WeakSet[Server] = weakref.WeakSet()
 
 
 class _Client:
-    """One connection. `rank` is None until its handshake is complete."""
+    """One connection to the server. `rank` is -1 until the handshake is complete."""
 
     def __init__(self, connected: socket.socket, where: str) -> None:
         connected.setblocking(False)
@@ -83,8 +83,8 @@ class Server:
 
     def abandon(self) -> None:
         """In a forked child: close its copies of the sockets, so that the other ends see when the parent has ended."""
-        for its in (*self._listeners, *(client.socket for client in self._clients), self._wake, self._woken):
-            its.close()
+        for own in (*self._listeners, *(client.socket for client in self._clients), self._wake, self._woken):
+            own.close()
         self._selector.close()
 
     def _run(self) -> None:
@@ -105,8 +105,8 @@ class Server:
             for client in list(self._clients):
                 self._flush(client)
                 client.socket.close()
-            for its in (*self._listeners, self._wake, self._woken, *self._adopted):
-                its.close()
+            for own in (*self._listeners, self._wake, self._woken, *self._adopted):
+                own.close()
             self._selector.close()
 
     def _ready(self, ready: Any, client: _Client | None, events: int) -> None:
@@ -161,7 +161,7 @@ class Server:
             self._drop(client, handshake.loss(error))
         except (Malformed, *NOT_A_MESSAGE) as error:
             _log.debug("a malformed message from %s: %r", client.where, error)
-            self._drop(client, "it sent what is no message of a board")
+            self._drop(client, "it sent bytes that are no message of a board")
 
     def _greet(self, client: _Client, hello: dict[str, Any]) -> None:
         rank, size, theirs = int(hello["rank"]), int(hello["size"]), str(hello["nonce"])
@@ -171,7 +171,7 @@ class Server:
             return self._refuse(client, refused="another group")
         names = theirs, self._group, rank, size
         if not handshake.is_proof(hello["proof"], handshake.proof(self._secret, "rank", client.nonce, *names)):
-            self._meetings.suspect(rank, f"someone at {client.where} came as this rank with a wrong secret")
+            self._meetings.suspect(rank, f"someone at {client.where} tried to with a wrong secret")
             return self._refuse(client, refused="secret")
         who = f"process {int(hello['pid'])}"
         problem: tuple[str, dict[int, str]] | None = None
@@ -179,8 +179,8 @@ class Server:
             problem = "the number of ranks", {0: str(self._size), rank: str(size)}
         elif not 0 <= rank < size:
             problem = "which ranks there are", {rank: f"not one of 0 to {size - 1}"}
-        elif (before := self._meetings.came(rank, who)) is not None:
-            problem = f"which process is rank {rank}", {rank: f"{before} and {who} both came as this rank"}
+        elif (before := self._meetings.connected(rank, who)) is not None:
+            problem = f"which process is rank {rank}", {rank: f"{before} and {who} both connected as this rank"}
         if problem is not None:
             if not self._meetings.complete:
                 self._meetings.refuse(*problem)

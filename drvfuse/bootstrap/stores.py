@@ -79,7 +79,7 @@ def _has(store: object, *methods: str) -> bool:
 
 
 class _Keyed:
-    """A notice under one key. When all ranks have read it, an empty value replaces it."""
+    """Rank 0's notice under one key of a store. When all ranks have read the notice, an empty value replaces it."""
 
     place: tuple[int, int] | None = None
 
@@ -100,9 +100,9 @@ class _Keyed:
                 reason = "it holds nothing" if value == b"" else f"get returned {kind_of(value)}, not bytes"
             if isinstance(value, bytes | bytearray | memoryview) and len(value):
                 return bytes(value)
-            if (left := until - time.monotonic()) <= 0:
+            if (remaining := until - time.monotonic()) <= 0:
                 raise NotThere(f"the store has no key {_KEY!r}: {reason}")
-            time.sleep(min(_POLL, left))
+            time.sleep(min(_POLL, remaining))
 
     def take_down(self, notice: bytes) -> None:
         try:
@@ -120,7 +120,7 @@ def _torch_get(store: Any, seconds: float) -> object:
 
 
 def _of_process_group(group: Any) -> Notices:
-    """A notice in the store with which the process group was made, under a prefix for drvfuse."""
+    """The `Notices` for a process group of torch, in the store with which the process group was made."""
     if not callable(getattr(group, "get_group_store", None)):
         raise Unsupported(
             "this version of torch gives no access to the store of a process group; pass a torch.distributed store "
@@ -133,7 +133,8 @@ def _of_process_group(group: Any) -> Notices:
 
 
 class _Communicator:
-    """A notice as one message to each rank of an mpi4py communicator; only the calling thread calls MPI."""
+    """`Notices` on an mpi4py communicator: rank 0 sends its notice to each other rank as one message. No thread of
+    drvfuse calls MPI, only the thread that calls these methods."""
 
     def __init__(self, communicator: Any) -> None:
         if communicator.Is_inter():

@@ -42,8 +42,8 @@ class Process:
         self.ended = False
 
     def signal(self, number: int) -> None:
-        """Send a signal to the whole process group of this process, unless the process has ended: then another group
-        may have the number."""
+        """Send a signal to the whole process group of this process. Does nothing if the process has ended, since
+        another group may have its number then."""
         if self.popen.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.popen.pid, number)
@@ -122,7 +122,7 @@ class Supervisor:
         while service.first_line is None:
             if service.ended or self._status is not None or time.monotonic() > until:
                 raise DrvfuseError(f"{service.name} did not start: it {_how(service.popen.poll())}")
-            self._turn(until)
+            self._step(until)
         return service.first_line
 
     def wait(self) -> int:
@@ -132,17 +132,18 @@ class Supervisor:
         Ctrl-C the result is 130.
         """
         while any(not process.ended for process in self._processes if not process.service):
-            self._turn(math.inf)
+            self._step(math.inf)
         services = [process for process in self._processes if not process.ended]
         self._deadline, self._next_signal = time.monotonic(), signal.SIGTERM
         while any(not process.ended for process in services):
-            self._turn(math.inf)
+            self._step(math.inf)
         self._deadline, drained = math.inf, time.monotonic() + _END_SECONDS
         while len(self._selector.get_map()) > 1 and time.monotonic() < drained:
-            self._turn(drained)  # read the last output; a child of a process may keep the pipe open for ever
+            # Read the last output, but only until `drained`: a child of a process may keep the pipe open for ever.
+            self._step(drained)
         return self._status or 0
 
-    def _turn(self, until: float) -> None:
+    def _step(self, until: float) -> None:
         """Wait for output, a signal or a deadline, and handle it."""
         until = min(until, self._deadline)
         wait = None if until == math.inf else max(0.0, until - time.monotonic())
@@ -169,10 +170,10 @@ class Supervisor:
         self._say(text)
 
     def _end_them(self, number: signal.Signals) -> None:
-        left = [process for process in self._processes if not process.ended]
-        for process in left:
+        running = [process for process in self._processes if not process.ended]
+        for process in running:
             process.signal(number)
-        said = [process.name for process in left if not process.service]
+        said = [process.name for process in running if not process.service]
         if said:
             self._say(f"{number.name} to {', '.join(said)}")
         killed = number == signal.SIGKILL

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`drvfuse check`: every kernel under many schedules of the emulated driver, and known faults that must be found."""
+"""`drvfuse check`: runs every kernel under many schedules of the emulated driver, and mutants, which it must find."""

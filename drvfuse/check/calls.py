@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the collectives that add, with kernels that write their inputs, and what the cases of collectives share."""
+"""What the cases of collectives share: constants, `maybe_graph`, and calls of the reducing collectives (all-reduces and
+reduce-scatters), each after kernels that write its inputs.
+"""
 
 from __future__ import annotations
 
@@ -137,7 +139,7 @@ class Calls:
             launch(streams[position])
 
     def compare(self) -> None:
-        """Compare the results of all calls. The group must be synchronised."""
+        """Compare the results of all calls with the references. The group must be synchronised."""
         for problem, call, written in zip(self._problems, self._calls, self._written, strict=True):
             for name, arrays in written.items():
                 for rank, array in enumerate(arrays):
@@ -147,14 +149,14 @@ class Calls:
 
 
 def _dtype(problem: Problem, result: str) -> DType:
-    """The dtype of one of the results. FP4 codes are bytes in the reference."""
+    """Return the dtype of the result `result`. FP4 codes are bytes in the reference."""
     if result == "outputs" and problem.quantisation.dtype == dtypes.get(dtypes.FP4):
         return dtypes.get(dtypes.FP4)
     return dtypes.get(solved(problem).results[0][result].dtype)
 
 
 def _cut(arrays: Sequence[Array]) -> list[list[Array]]:
-    """The rows of each array as three tensors."""
+    """Return the rows of each array, divided into three tensors."""
     return [[array[:1], array[1:4], array[4:]] for array in arrays]
 
 
@@ -165,7 +167,7 @@ def _private(rank: Rank, shape: Sequence[int], dtype: DType) -> Array:
 
 
 def _multicast(group: Group, shape: Sequence[int], dtype: DType) -> list[Array]:
-    """An array on each rank in multicast memory of the group."""
+    """Make an array on each rank in multicast memory of the group."""
     memory = group.symmetric(math.prod(shape) * dtype.itemsize, multicast=True)
     return memory.arrays(shape, dtype)
 

@@ -49,9 +49,9 @@ def repeated(
     nodes: int = 1,
     form: str = "",
 ) -> None:
-    """Two calls on 4 GPUs, by default with 64 KiB per rank. The seed selects the options that are None.
+    """Check two calls on 4 GPUs, by default with inputs of 64 KiB. The seed selects the options that are None.
 
-    With `side` a call of another shape and dtype comes between the two. `private` inputs are staged. With `tight` the
+    With `side` a call of another shape and dtype comes between these two. `private` inputs are staged. With `tight` the
     workspace holds only a fraction of the inputs. With `graph` the sequence is replayed twice from a graph. With
     `alone` the ranks are launched one by one, in another order. With `multimem`, `multicast` says which arrays lie in
     multicast memory: "" (none), INPUTS, or BOTH inputs and outputs. The GPUs form `nodes` nodes. `form` is the form of
@@ -92,7 +92,8 @@ def repeated(
 
 
 def mixed(run: Run, multimem: bool = False) -> None:
-    """Both ops by all algorithms in random order on one group of 2, 3 or 8 ranks, with changing grids and streams."""
+    """Check `allreduce` and `allreduce_rmsnorm_fp8` on one group of 2, 3 or 8 ranks, by pull algorithms and "naive" in
+    random order, with changing grids and streams. With `multimem` all calls use multicast."""
     ranks = (2, 3, 8)[run.seed % 3]
     kinds = [(op, algo) for op in ("allreduce", FUSED) for algo in ("one_stage", "two_stage", "naive")]
     if multimem:
@@ -109,7 +110,7 @@ def mixed(run: Run, multimem: bool = False) -> None:
 
 
 def in_place(run: Run) -> None:
-    """All-reduces whose outputs are their inputs, by every algorithm."""
+    """Check all-reduces whose outputs are their inputs, by pull algorithms and "naive"."""
     with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
         problems = [Problem("allreduce", 4, (9, 520), number=number) for number in range(2)]
         calls = [
@@ -120,8 +121,8 @@ def in_place(run: Run) -> None:
 
 
 def multimem_in_place(run: Run) -> None:
-    """All-reduces by multimem whose outputs are their inputs, in multicast memory and elsewhere, with and without an
-    epilogue. Between these calls there are calls without multicast.
+    """Check all-reduces by multimem whose outputs are their inputs, in multicast memory and elsewhere, with and without
+    an epilogue. Between these calls there are calls without multicast.
     """
     with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
         calls = []
@@ -141,7 +142,7 @@ def multimem_in_place(run: Run) -> None:
 
 
 def epilogue(run: Run) -> None:
-    """All-reduces with an epilogue that reads an array of each rank."""
+    """Check all-reduces with an epilogue that reads an array of each rank."""
     with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
         problems = [Problem("allreduce", 4, (9, 520), epilogue=True, number=number) for number in range(2)]
         calls = [Calls(run, group, problems, algo, pdl=run.choice(PDL)) for algo in ("one_stage", "naive")]
@@ -149,7 +150,7 @@ def epilogue(run: Run) -> None:
 
 
 def two_streams(run: Run, algo: str = "two_stage") -> None:
-    """Two all-reduces with separate arrays, on two streams of each rank."""
+    """Check two sequences of all-reduces, each with its own arrays, on two streams of each rank."""
     with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
         calls = [
             Calls(run, group, [Problem("allreduce", 4, (9, 520), number=10 * i + n) for n in range(2)], algo)
@@ -182,7 +183,7 @@ def near_32_bits(
     timeout: float = 10.0,
     pdl: PDLLevel = PDLLevel.OFF,
 ) -> None:
-    """Calls during which the barriers' ordinals, or the epochs of push calls, pass 2**32.
+    """Check calls during which the barriers' ordinals, or the epochs of push calls, pass 2**32.
 
     Kernels stop waiting after `timeout` seconds.
     """

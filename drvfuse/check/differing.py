@@ -41,8 +41,8 @@ KINDS = (
 FEW = tuple(kind for kind in KINDS if kind[0] == FUSED)
 
 NUMBERS = (0, 2**16 - 9, 2**31 - 9)
-"""How many calls the group counts before the first call of a case: numbers near the overflow of the call number in a
-word, and near that in a workspace."""
+"""How many calls the group has counted before the first call of a case: none, a number near the overflow of the 16 bits
+that a word has for the call number, or a number near the overflow of the 31 bits in a workspace."""
 
 SHAPE, LARGE = (5, 72), (32, 264)
 
@@ -56,7 +56,8 @@ def compared(
     timeout: float = 10.0,
     pdl: PDLLevel | None = None,
 ) -> None:
-    """Calls of the kinds `kinds` on a group of 2, 3 or 4 ranks, first in order, then at random, equal on all ranks."""
+    """Check that equal calls on 2, 3 or 4 ranks pass the comparison and give right results. There is one call of each
+    of `kinds`; all are launched in the order of `kinds` and then in random order."""
     ranks = (2, 3, 4)[run.seed % 3]
     tight = run.chance(0.3)
     with run.group(ranks, workspace_bytes=TIGHT_SLOTS if tight else AMPLE, max_blocks=4) as group:
@@ -95,8 +96,8 @@ def _set_numbers(group: Group, before: int) -> None:
 
 
 def differing(run: Run, *, kind: str = "", timeout: float = 10.0) -> None:
-    """Equal calls, then one in which one rank makes a different call, as an entry of DIFFERENCES says. The kernels must
-    detect that, and the group must work after a reset."""
+    """Check that kernels detect a different call of one rank. The entry `kind` of DIFFERENCES has this call and the
+    call of the other ranks; the seed selects the entry if `kind` is "". The group must work after a reset."""
     ranks = (2, 3, 4)[run.seed % 3]
     kind = kind or run.choice(list(DIFFERENCES))
     odd = int(run.random.integers(ranks))
@@ -174,8 +175,8 @@ HANGING: dict[str, _Pair] = {
     "fused push and pull": _one(lambda of: of.norm("push_one_shot"), lambda of: of.norm("two_stage")),
     "residuals": _one(lambda of: of.norm("push_two_shot"), lambda of: of.norm("push_two_shot", residual=True)),
 }
-"""Pairs of calls by their difference: the calls of all ranks but one, and those of that rank. Without the comparison a
-rank would wait for words that nobody sends."""
+"""Pairs of calls by their difference: the calls of all ranks but one, and the calls of the remaining rank. Without the
+comparison a rank would wait for words that nobody sends."""
 
 SILENT: dict[str, _Pair] = {
     "op": _one(lambda of: of.sum("push_one_shot"), lambda of: of.norm("push_one_shot")),
@@ -187,11 +188,11 @@ SILENT: dict[str, _Pair] = {
     "pull epsilon": _one(lambda of: of.norm("two_stage"), lambda of: of.norm("two_stage", epsilon=1.0)),
     "out_dtype": _one(lambda of: of.norm("two_stage"), lambda of: of.norm("two_stage", out_dtype="float8_e5m2")),
 }
-"""More of these pairs. Without the comparison the calls would end with wrong results."""
+"""Pairs as in HANGING. Without the comparison the calls would end with wrong results."""
 
 GARBAGE: dict[str, _Pair] = {
     "pull algorithm": _one(lambda of: of.sum("one_stage", (1, 72)), lambda of: of.sum("two_stage", (1, 72))),
 }
-"""More of these pairs. Without the comparison a rank would read memory that nobody has written."""
+"""Pairs as in HANGING. Without the comparison a rank would read memory that nobody has written."""
 
 DIFFERENCES = HANGING | SILENT | GARBAGE

@@ -29,7 +29,7 @@ PROFILE = "strict"
 be found by the profile "hardware", which reports fewer races."""
 
 _PR_SET_PDEATHSIG = 1
-_TASKS_PER_JOB = 4  # tasks that are submitted to the pool at a time: all of them at once could fill its pipes
+_TASKS_PER_JOB = 4  # submitted to the pool at a time; all tasks at once could fill the pipes to its processes
 _INTERRUPT_SECONDS = 0.2  # seconds within which Ctrl-C takes effect
 
 
@@ -47,8 +47,8 @@ Task = tuple[str, Sequence[int]]
 
 
 def tasks(names: Sequence[str], seeds: Sequence[int], mutant_seeds: Sequence[int]) -> list[Task]:
-    """The cases under the first seed, the mutants, then the cases under the other seeds. So at first all kernels
-    differ."""
+    """Return the cases under the first seed, then the mutants, then the cases under the other seeds. In this order
+    parallel processes begin with different kernels."""
     found: list[Task] = [(name, (seed,)) for seed in seeds[:1] for name in names if name in CASES]
     found += [(name, mutant_seeds) for name in names if name in MUTANTS]
     return found + [(name, (seed,)) for seed in seeds[1:] for name in names if name in CASES]
@@ -75,8 +75,8 @@ def _unlogged() -> Iterator[None]:
 
 
 def run(todo: Sequence[Task], jobs: int) -> Generator[Outcome | Verdict, None, None]:
-    """The results, in the order in which tasks end. If `jobs` is 1, this process does all tasks, else `jobs` other
-    processes do them. Closing the iterator ends the processes.
+    """Yield the results, in the order in which tasks end. If `jobs` is 1, this process does all tasks, else `jobs`
+    other processes do them. Closing the iterator ends the processes.
 
     Raises DrvfuseError if a process of the pool is killed.
     """
@@ -105,7 +105,7 @@ def run(todo: Sequence[Task], jobs: int) -> Generator[Outcome | Verdict, None, N
                 process.kill()
         if isinstance(error, BrokenProcessPool):
             raise DrvfuseError(
-                "one of its processes was killed, or crashed; with --jobs 1 there are no other processes"
+                "a worker process was killed, or crashed; run with --jobs 1 to check without worker processes"
             ) from None
         raise
     with _interrupts_held():
@@ -135,7 +135,7 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _start() -> None:
-    """In a process of the pool: ignore SIGINT, and end when the process that started it ends, however that happens."""
+    """Make this process of the pool ignore SIGINT, and end when its parent process ends, however that happens."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prctl: Callable[..., int] = ctypes.CDLL(None).prctl
     prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

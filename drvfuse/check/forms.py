@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops in several forms, of which each seed runs one: consecutive seeds run all forms of the fused norms."""
+"""Cases of ops that have several forms. Each seed runs one form; consecutive seeds run all forms of the fused norms."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ ROWS = (9, 512)
 
 
 def fused(run: Run) -> None:
-    """All-reduces with norm and quantisation."""
+    """Check all-reduces with norm and quantisation, in the form that the seed selects."""
     _one_form(run, FUSED, ALGOS)
 
 
 def scattered(run: Run) -> None:
-    """Reduce-scatters with norm and quantisation."""
+    """Check reduce-scatters with norm and quantisation, in the form that the seed selects."""
     _one_form(run, "reduce_scatter_rmsnorm_fp8", ("push", "pull"))
 
 
 def many(run: Run) -> None:
-    """All-reduces of several tensors by each push algorithm."""
+    """Check all-reduces of several tensors, by the push algorithm that the seed selects."""
     repeated(run, "allreduce_many", PUSH[run.seed % len(PUSH)], side=False)
 
 

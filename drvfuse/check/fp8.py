@@ -33,10 +33,10 @@ E4M3 = "float8_e4m3fn"
 NORM_SHAPE = (13, 272)
 RMSNORM_SHAPE = (17, 272)  # a shape with more rows than one block or cluster holds
 HELD_SHAPE = (12, 1040)  # a shape for a cluster of four blocks, of which one has no columns
-TILES_SHAPE, TILES_MULTIPROCESSORS = (68, 656), 12  # a shape for two strips of several blocks
+TILES_SHAPE, TILES_MULTIPROCESSORS = (68, 656), 12  # a shape of two ranges of rows, each for several blocks
 TALL_SHAPE = (514, 128)  # so many rows that blocks of the backward kernel wait for one another
 ODD_SHAPE = (13, 273)  # an odd number of columns: db begins at an odd offset of the partial sums
-SHARED_SHAPE, SHARED_MULTIPROCESSORS = (261, 656), 4  # two teams of blocks share the columns
+SHARED_SHAPE, SHARED_MULTIPROCESSORS = (261, 656), 4  # a shape for two teams, whose blocks share the columns
 DIVISION_SHAPE = (40, 656)  # a shape with tiles for two blocks
 
 
@@ -45,7 +45,8 @@ def _of(out: Arrays, names: Iterable[str], suffix: str = "") -> tuple[Array, ...
 
 
 def _operands(number: int, shape: tuple[int, int]) -> tuple[Host, Host, Host]:
-    """x, its scales, and the weights. The weights are equal in all steps, since they may be read before the wait."""
+    """Return x, its scales, and the weights. The weights are equal in all steps, as kernels may read them before their
+    wait for the previous kernel."""
     rows, columns = shape
     scales = np.abs(random(number, (rows, -(-columns // GROUP)), "bfloat16"))
     return random(number, shape, E4M3, 64), scales, _vector(0, columns)
@@ -175,50 +176,51 @@ def _launch_layernorm_gradient(
 
 
 def rmsnorm(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Forward pass and backward pass."""
+    """Check the forward pass and the backward pass of RMSNorm."""
     steps(run, _norm, _launch_norm, pdl, fp8_workspace_bytes(RMSNORM_SHAPE[1]))
 
 
 def rmsnorm_few(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Forward pass of few rows, which one cluster holds."""
+    """Check the forward pass of RMSNorm for few rows, which one cluster holds."""
     steps(run, functools.partial(_forward, shape=HELD_SHAPE), _launch_forward, pdl, fp8_workspace_bytes(HELD_SHAPE[1]))
 
 
 def rmsnorm_tiles(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Forward pass of rows that fit into the registers of the grid."""
+    """Check the forward pass of RMSNorm for rows that fit into the registers of the grid."""
     workspace = fp8_workspace_bytes(TILES_SHAPE[1])
     solved = functools.partial(_forward, shape=TILES_SHAPE)
     steps(run, solved, _launch_forward, pdl, workspace, sm_count=TILES_MULTIPROCESSORS)
 
 
 def rmsnorm_rows(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Forward pass of many rows, whose columns several blocks share."""
+    """Check the forward pass of RMSNorm for many rows, whose columns several blocks share."""
     workspace = fp8_workspace_bytes(SHARED_SHAPE[1])
     solved = functools.partial(_forward, shape=SHARED_SHAPE)
     steps(run, solved, _launch_forward, pdl, workspace, sm_count=SHARED_MULTIPROCESSORS)
 
 
 def rmsnorm_gradient(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Backward pass of many rows."""
+    """Check the backward pass of RMSNorm for many rows."""
     steps(run, _tall, _launch_tall, pdl, fp8_workspace_bytes(TALL_SHAPE[1]))
 
 
 def division(run: Run, pdl: PDLLevel | None = None) -> None:
-    """The division alone, with the transpose, and the transpose alone with the scale of the first division."""
+    """Check the division by a scale, with rounding to FP8: without the transpose, with it, and with the transpose as
+    the only output and the scale of the first division as an input."""
     steps(run, _division, _launch_division, pdl, fp8_workspace_bytes(DIVISION_SHAPE[1]))
 
 
 def groups(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Residual add and RMSNorm with group scales, in two launches and in one."""
+    """Check residual add and RMSNorm with group scales, in two launches and in one."""
     steps(run, _groups, _launch_groups, pdl)
 
 
 def layernorm(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Forward pass of LayerNorm, with parameters and without."""
+    """Check the forward pass of LayerNorm, with parameters and without."""
     steps(run, _layernorm, _launch_layernorm, pdl, fp8_workspace_bytes(NORM_SHAPE[1]))
 
 
 def layernorm_gradient(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Backward pass of LayerNorm with an odd number of columns: with parameters and the sum of two gradients, and
-    without both."""
+    """Check the backward pass of LayerNorm with an odd number of columns: with parameters for the sum of two gradients,
+    and without parameters for one gradient."""
     steps(run, _layernorm_gradient, _launch_layernorm_gradient, pdl, fp8_workspace_bytes(2 * ODD_SHAPE[1]))

@@ -3,7 +3,7 @@
 
 All calls of a run have their inputs in the same memory, and their outputs in the same memory. A kernel directly before
 a call writes its inputs, and a kernel directly after it copies its outputs. The host waits once, at the end. So a rank
-that has ended a call at once overwrites inputs, and reads outputs. If a peer may still read or write these, a case
+that has ended a call overwrites inputs and reads outputs at once. If a peer may still read or write these, a case
 fails. A quarter of the words are 0xFFFFFFFF.
 """
 
@@ -58,7 +58,8 @@ class Memory:
         return [a[:size].reshape(shape) for a, size, shape in zip(self._arrays[name], sizes, shapes, strict=True)]
 
     def copying(self, sources: Sequence[Array], targets: Sequence[Array], pdl: bool) -> list[list[Launch]]:
-        """For each rank the launch of a kernel that copies its source to its target, or none for an empty array."""
+        """Return for each rank the launch of a kernel that copies its source to its target, or none for an empty
+        array."""
         return [
             [self._copy.prepare(1, 128, source, target, source.nbytes, device=target.device, pdl=pdl)]
             if source.nbytes
@@ -142,7 +143,8 @@ class MovingCall:
 
 
 def _arranged(memory: Memory, options: dict[str, Any]) -> tuple[Prepared[Any], list[Pair], Any, Any]:
-    """An all-gather of FP8 rows with scales by column or in tiles, whose rows begin anywhere in a tile."""
+    """Make an all-gather of FP8 rows with scales by column or in tiles, in which a rank's rows begin anywhere in a
+    tile."""
     run, group, n = memory.run, memory.group, memory.group.size
     made = Quantisation.mxfp8(layout=run.choice(("column", "tiles")))
     rows = [int(rows) for rows in run.random.integers(0, 50, n)]
@@ -207,7 +209,7 @@ def moves(
     timeout: float = 10.0,
     nodes: int = 1,
 ) -> None:
-    """Six calls on 2 or 3 GPUs that form one node or more. The seed selects the options that are None.
+    """Check six calls on `ranks` GPUs (0: 2 or 3) that form `nodes` nodes. The seed selects the options that are None.
 
     With `tight` the workspace holds only a fraction of a call. With `graph` the sequence is replayed twice from a
     graph. With `alone` the ranks are launched one by one.
@@ -217,7 +219,7 @@ def moves(
     graph = run.chance(0.25) if graph is None else graph
     with run.group(ranks, workspace_bytes=TIGHT if tight else AMPLE, max_blocks=4, nodes=nodes) as group:
         if group.link is not None:
-            group.link.engine.watched = run.seed % 2 == 0  # with a watched engine, kernels count the exchanges
+            group.link.engine.watched = run.seed % 2 == 0  # True: kernels count the exchanges that start and end
         memory = Memory(run, group)
         with config.override(spin_timeout=timeout):
             calls = []
@@ -243,10 +245,10 @@ def moves_in_rounds(
     ranks: int = 3,
     timeout: float = 10.0,
 ) -> None:
-    """Push calls of several rounds, between sums that use the same slots. In some calls bytes move in one direction
-    only.
+    """Check push calls of several rounds, each followed by an all-reduce that uses the same slots. In some calls bytes
+    move in one direction only.
 
-    A relay needs three ranks.
+    There are three ranks by default, as a relay broadcast on two ranks is an ordinary push.
     """
     with run.group(ranks, workspace_bytes=TIGHT, max_blocks=4) as group:
         memory, streams = Memory(run, group), [rank.stream for rank in group]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mutant: a fault that is planted in drvfuse, and the search for it.
+"""Mutants, which are faults planted in drvfuse, and the search for them.
 
-A fault of a kernel is code that is compiled where FAULT has its name (cu/common/faults.cuh). A fault of the host is a
-method that is replaced by another one (substitutions.py). Each fault has a case that it must make fail, and that must
-have no findings without the fault.
+A fault of a kernel is the code under `FAULT("name")` (cu/common/faults.cuh). A fault of the host is a method that
+replaces a method of drvfuse (substitutions.py). Each fault has a case. The case must have a finding with the fault, and
+none without it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ WRONG = ("race", "mismatch", "uninitialised")
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault. `what` describes it, and `seen` names the kind of system in which it occurred. The case `case` must have
-    a finding of one of the kinds `expected`. With `in_kernels` the fault is compiled into kernels under its name;
-    `host` is the fault of the host, if it has one.
+    """A planted fault. `what` describes it, and `seen` names the kind of system in which it occurred. The case `case`
+    must have a finding of one of the kinds `expected`. With `in_kernels` the fault is compiled into kernels under its
+    name; `host` replaces a method of the host, or is None.
     """
 
     name: str

@@ -18,8 +18,8 @@ from .run import Run
 from .steps import STEPS, Step, random, steps
 
 EPSILON = 1e-6
-SHAPE, MULTIPROCESSORS = (13, 2048), 2  # a shape of which each block has several rows
-FEW_SHAPE, FEW_MULTIPROCESSORS = (2, 8192), 4  # a shape of which each cluster has one row
+SHAPE, MULTIPROCESSORS = (13, 2048), 2  # a shape with several rows per block
+FEW_SHAPE, FEW_MULTIPROCESSORS = (2, 8192), 4  # a shape with one row per cluster
 GROUPS = Quantisation.per_group(layout="column")
 
 
@@ -55,12 +55,12 @@ def _launch(
 
 
 def rows(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Many rows: each block has several."""
+    """Check norms of so many rows that each block has several rows."""
     steps(run, functools.partial(_solved, shape=SHAPE), _launch, pdl, sm_count=MULTIPROCESSORS)
 
 
 def few(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Few rows: each is held by a cluster."""
+    """Check norms of so few rows that a cluster holds each row."""
     steps(run, functools.partial(_solved, shape=FEW_SHAPE), _launch, pdl, sm_count=FEW_MULTIPROCESSORS)
 
 
@@ -81,7 +81,7 @@ def _options(form: str) -> dict[str, Any]:
 
 
 def forms(run: Run) -> None:
-    """Each seed runs one of the forms of the fused ops."""
+    """Check one of the forms of the fused ops, which the seed selects."""
     form = FORMS[run.seed % len(FORMS)]
     made = QUANTISATIONS.get(form)
 

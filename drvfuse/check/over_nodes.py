@@ -26,25 +26,26 @@ _REDUCING = (
     ("reduce_scatter", ("push", "pull")),
     ("reduce_scatter_rmsnorm_fp8", ("push", "pull")),
 )
-_SUMS = (("allreduce", ("two_stage",)), (FUSED, ("two_stage",)), *_REDUCING)  # the first three exchange sums
+# The first three of these ops exchange partial sums between nodes, the others exchange bytes.
+_SUMS = (("allreduce", ("two_stage",)), (FUSED, ("two_stage",)), *_REDUCING)
 _INSIDE = ("auto", "push", "pull")
 _REPLAYS = 3
 _TO_ALL_NODES = ("all_gather", "scales", "arranged", "all_to_all")  # ops in which every node sends to all other nodes
 
 
 def moving(run: Run) -> None:
-    """All-gather, broadcast and all-to-all."""
+    """Check all-gather, broadcast and all-to-all over two nodes."""
     moves(run, algos=_INSIDE, ranks=4, nodes=2)
 
 
 def reducing(run: Run) -> None:
-    """The ops that add and are not plain all-reduces."""
+    """Check `allreduce_many` or a reduce-scatter over two nodes; the seed selects the op."""
     op, algos = run.choice(_REDUCING)
     repeated(run, op, run.choice(algos), shape=ROWS, side=False, nodes=2)
 
 
 def mixed(run: Run) -> None:
-    """Three collectives that add and three that move bytes, in random order in one graph, which is replayed.
+    """Check three collectives that sum and three that move bytes, in random order in one graph, which is replayed.
 
     The replays follow one another without a wait of the host between the kernels of two calls. So each call uses the
     payloads, the slots and the words of the exchanges directly after a call of another kind, of the same replay or of
@@ -76,7 +77,7 @@ def mixed(run: Run) -> None:
 
 
 def failing_sums(run: Run) -> None:
-    """Runs `_failing` with one of the ops that exchange partial sums together with their status."""
+    """Check a failure (`_failing`) of one of the ops that exchange partial sums together with their status."""
     nodes = run.choice((2, 4))
     with run.machine(4) as machine, _group(machine, nodes) as group:
         op, algos = run.choice(_SUMS[:3])
@@ -88,9 +89,9 @@ def failing_sums(run: Run) -> None:
 
 
 def failing_bytes(run: Run) -> None:
-    """Runs `_failing` with one of the ops whose exchanges of bytes also carry the abort words. Kernels that give up do
-    not order their accesses, and an exchange may copy an abort word while a peer sets it, so races are ignored during
-    the failure."""
+    """Check a failure (`_failing`) of one of the ops whose exchanges of bytes also carry the abort words. Kernels that
+    give up do not order their accesses, and an exchange may copy an abort word while a peer sets it, so races are
+    ignored during the failure."""
     nodes = run.choice((2, 4))
     with run.machine(4) as machine, _group(machine, nodes) as group:
         call = MovingCall(Memory(run, group), run.choice(_TO_ALL_NODES), run.choice(_INSIDE), run.choice(PDL), 3)
@@ -110,7 +111,7 @@ def _failing(
     compare: Callable[[], None],
     during: contextlib.AbstractContextManager[None],
 ) -> None:
-    """Makes the first launch, then the second in the `with` block `during`, where the kernels of one node give up. A
+    """Make the first launch, then the second in the `with` block `during`, where the kernels of one node give up. A
     rank of another node must raise NodeFailed, and the group must work after a reset."""
     launches[0]()
     group.synchronize()

@@ -62,7 +62,7 @@ class Problem:
         return "rmsnorm" not in self.op
 
     def own(self, of_all_rows: Host, rank: int) -> Host:
-        """The rows that a rank gets."""
+        """Return those rows of `of_all_rows` that a rank gets."""
         if not self.op.startswith("reduce_scatter"):
             return of_all_rows
         rows = self.splits or split_rows(self.shape[0], self.ranks)
@@ -137,7 +137,7 @@ def solved(problem: Problem) -> Solution:
 def _normalised(
     problem: Problem, hosts: list[Host], vector: Host, residual: Host | None, order: dict[str, Any], rank: int
 ) -> dict[str, Host]:
-    """The results of a rank's rows."""
+    """Return the reference's norm and quantisation of a rank's rows, by the names of the op's arguments."""
     rows = [problem.own(host, rank) for host in hosts]
     options = problem.options | order | {"residual": None if residual is None else problem.own(residual, rank)}
     if problem.form == "layer":

@@ -19,7 +19,8 @@ class Peers(ctypes.Structure):
 
 
 def slots(run: Run, ranks: int = 2, count: int = 300) -> None:
-    """Exchanges by launches with one block and with several blocks in turn, without synchronisation between them."""
+    """Check the kernel `slots`: launches with one block alternate with launches with several blocks, and the host waits
+    only at the end."""
     with run.group(ranks, workspace_bytes=4096, max_blocks=1) as group:
         kernel = run.kernel(group.driver, "slots")
         data = [rank.zeros(count, "uint32") for rank in group]
@@ -45,7 +46,7 @@ def slots(run: Run, ranks: int = 2, count: int = 300) -> None:
 
 
 def last_block(run: Run, count: int = 5000) -> None:
-    """The same sum several times, by grids of different sizes."""
+    """Check the kernel `last_block`: grids of different sizes compute the same sum."""
     with run.group(1, workspace_bytes=4096, max_blocks=1) as group:
         (rank,) = group
         kernel = run.kernel(group.driver, "last_block")

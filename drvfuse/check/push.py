@@ -17,8 +17,8 @@ ROWS, SHORTER = (9, 520), (9, 264)
 
 
 def changing(run: Run, algo: str = "push_two_shot") -> None:
-    """Calls that differ in op, shape and dtype from the call two before them, whose slots they use. Some have fewer
-    rows than ranks."""
+    """Check a sequence of calls that differ in op, shape and dtype. Each call uses the slots of the call two before it.
+    Some calls have fewer rows than ranks."""
     norm, plain = "allreduce_rmsnorm_fp8", "allreduce"
     kinds = (
         (norm, (9, 520), "bfloat16"),
@@ -40,7 +40,8 @@ def changing(run: Run, algo: str = "push_two_shot") -> None:
 
 
 def several_rounds(run: Run) -> None:
-    """Calls of push_two_shot in several rounds on 3 or 4 ranks. A push call of another kind follows each of them."""
+    """Check calls of push_two_shot in several rounds on 3 or 4 ranks. A push call of another kind follows each of
+    them."""
     ranks, norm, plain = int(run.choice((3, 4))), "allreduce_rmsnorm_fp8", "allreduce"
     with run.group(ranks, workspace_bytes=TIGHT_SLOTS, max_blocks=4) as group:
         calls = []
@@ -57,8 +58,9 @@ def several_rounds(run: Run) -> None:
 
 
 def given_up(run: Run, algo: str = "push_one_shot") -> None:
-    """A call whose rows are shared by clusters of blocks. One rank sends some rows completely, one row in part and the
-    other rows not at all, so some threads of a cluster give up waiting while others do not. Then calls that work."""
+    """Check a call that times out while clusters of blocks share its rows. One rank sends some rows completely, one row
+    in part and the other rows not at all, so some threads of a cluster give up waiting while others do not. The calls
+    after a reset must work."""
     with run.group(2, workspace_bytes=AMPLE, max_blocks=4) as group:
         streams = [rank.stream for rank in group]
         norm, stops = "allreduce_rmsnorm_fp8", run.choice((0, 1))
@@ -72,7 +74,7 @@ def given_up(run: Run, algo: str = "push_one_shot") -> None:
         except BarrierTimeout:
             group.reset()
         else:
-            run.findings.append(Finding("mismatch", "the call ended, though words were never sent"))
+            run.findings.append(Finding("mismatch", "the call ended without an error, though words were never sent"))
         calls = Calls(run, group, [Problem(norm, 2, ROWS, number=number) for number in range(2)], algo, **options)
         for number in range(len(calls)):
             calls.launch(number, streams)

@@ -93,7 +93,7 @@ class Run:
             yield group
 
     def kernel(self, driver: Driver, name: str) -> Kernel:
-        """The kernel `name` of drvfuse/check/cu/`name`.cu."""
+        """Return the kernel `name` of drvfuse/check/cu/`name`.cu."""
         known = driver.part(_Kernels).known
         if name not in known:
             known[name] = compile_source(

@@ -15,8 +15,9 @@ UNEVEN = ((24, 0, 0), (0, 23, 1), (8, 8, 8), (0, 0, 24), (3, 1, 20))
 
 
 def changing_parts(run: Run, op: str = "reduce_scatter", tight: bool | None = None, side: bool | None = None) -> None:
-    """Push calls, each of which divides its rows among the ranks in another way than the call before it. They take one
-    round or, with a `tight` workspace, several. With `side` there is an all-reduce by push between any two of them."""
+    """Check push calls, each of which divides its rows among the ranks in another way than the call before it. They
+    take one round or, with a `tight` workspace, several. With `side` there is an all-reduce by push between any two of
+    them."""
     tight = run.chance() if tight is None else tight
     with run.group(3, workspace_bytes=TIGHT // 4 if tight else AMPLE, max_blocks=4) as group:
         options = {"pdl": run.choice(PDL), "max_num_blocks": run.choice((1, 3, 4))}

@@ -36,7 +36,7 @@ class Step(NamedTuple):
 
 
 def random(number: int, shape: tuple[int, ...], dtype: str, scale: float = 1.0) -> Host:
-    """Normally distributed numbers, the same for the same arguments."""
+    """Return normally distributed numbers, the same for the same arguments."""
     generator = np.random.default_rng([number, *shape, *dtype.encode()])
     return (scale * generator.standard_normal(shape, np.float32)).astype(dtypes.get(dtype).numpy)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the host: in a `with` block a method of the library is replaced by one that does something else.
+"""Planted faults of the host: in a `with` block another method replaces a method of the library.
 
 All replacements are in this file, and each uses only its arguments.
 """
@@ -44,7 +44,7 @@ class Substitution:
 
 
 def nothing(original: _Method) -> _Method:
-    """A method that does nothing."""
+    """Return a method that does nothing."""
     return lambda *args, **kwargs: None
 
 

@@ -37,7 +37,7 @@ from .terminal import progress
 def _fp8_shape(text: str) -> tuple[int, int]:
     rows, columns = matrix_shape(text)
     if columns % fp8_rmsnorm.QB:
-        raise ArgumentError("--shape", repr(text), f"of columns that are a multiple of {fp8_rmsnorm.QB}")
+        raise ArgumentError("--shape", repr(text), f"rows x columns, columns a multiple of {fp8_rmsnorm.QB}")
     return rows, columns
 
 

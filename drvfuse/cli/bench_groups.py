@@ -116,7 +116,9 @@ def time_forms(arguments: argparse.Namespace) -> Started:
         for rows, columns in shapes:
             if not FORMS[name].fits(columns):
                 raise ArgumentError(
-                    "--shape", repr(f"{rows}x{columns}"), f"of columns that the groups or heads of {name} divide"
+                    "--shape",
+                    repr(f"{rows}x{columns}"),
+                    f"rows x columns, columns a multiple of the group or head size of the form {name}",
                 )
     group = _group(arguments)
     measured = partial(fused_forms.measure, group, ops, shapes, forms, _settings(arguments, calls=40))

@@ -36,13 +36,13 @@ def real(multicast: bool = False) -> Iterator[None]:
         os.environ.update(VETOES)  # set before a peer is loaded, which could create multicast objects
     try:
         yield
-    except DriverUnavailable as error:  # the error advises emulated GPUs, which cannot be timed
+    except DriverUnavailable as error:  # replaced, as it advises emulated GPUs, on which times mean nothing
         why = "a benchmark needs a GPU, as emulated times mean nothing; `drvfuse doctor` says what is missing"
         raise DriverUnavailable(why) from error
 
 
 def row_shapes(arguments: argparse.Namespace, default: Sequence[tuple[int, int]]) -> Sequence[tuple[int, int]]:
-    """The shapes that were given, whose rows must be short enough for a norm."""
+    """The shapes that were given. Raises ArgumentError if a row is too long for a norm."""
     shapes = shapes_of(arguments, lambda text: matrix_shape(text, "--shape"), default)
     for rows, columns in shapes:
         if columns > MAX_COLUMNS:

@@ -23,7 +23,7 @@ from ..tables import table
 from .terminal import counting
 
 DEFAULT_SEEDS = 20
-_SHOWN = 3  # findings of a failure that the terminal shows
+_SHOWN = 3  # the most findings that the terminal shows of a case that failed
 
 
 def _selected(patterns: list[str] | None) -> list[str]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parser of the whole command line. It imports no command, so that a command that is used imports only itself."""
+"""The parser of the whole command line. It does not import the modules of the commands, so that running a command
+imports only the module of that command."""
 
 from __future__ import annotations
 
@@ -107,7 +108,7 @@ def _add_trace(commands: Any) -> None:
     )
     trace.add_argument(
         "op",
-        type=lambda name: name.replace("-", "_"),  # with hyphens, as `drvfuse bench` spells ops
+        type=lambda name: name.replace("-", "_"),  # takes hyphens too, as `drvfuse bench` does
         choices=_TRACED,
         metavar="OP",
         help=f"one of {', '.join(_TRACED)}, also with hyphens; the last two run on one device (gemv is "

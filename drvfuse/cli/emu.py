@@ -19,7 +19,8 @@ def run_emu(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Run a program on the default machine. Options are settings for it, and for the processes that it starts."""
+    """Run a program on the default machine. The options become settings of that machine, also in processes that the
+    program starts."""
     behind = arguments.program[0] if arguments.race and arguments.program else ""
     if behind in ("strict", "hardware") and not os.path.exists(behind):
         must = f"a Python script that exists; to choose the detector's profile, write --race={behind}"

@@ -42,6 +42,6 @@ def _check_file(option: str, path: str) -> None:
     if file.is_dir():
         raise ArgumentError(option, f"{path!r}, a folder", "the path of a file")
     if not file.parent.is_dir():
-        raise ArgumentError(option, repr(path), f"in a folder that exists, and {str(file.parent)!r} is none")
+        raise ArgumentError(option, repr(path), f"in a folder that exists; there is no folder {str(file.parent)!r}")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise ArgumentError(option, repr(path), "the path of a file that can be written")

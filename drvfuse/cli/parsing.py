@@ -30,7 +30,7 @@ natural, positive = at_least(0), at_least(1)
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors of a command have the command's own usage, and are in plain words."""
+    """A parser whose errors show the usage of the command that was given, and are in plain words."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         known, unknown = super().parse_known_args(args, namespace)

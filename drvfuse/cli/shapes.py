@@ -7,17 +7,17 @@ from ..errors import ArgumentError
 
 
 def matrix_shape(text: str, option: str = "--shape") -> tuple[int, int]:
-    """Rows and columns."""
+    """Read rows and columns from the value of `option`, such as "8192x4096"."""
     rows, columns = _numbers(option, text, "rows x columns, such as 8192x4096", 2)
     return rows, columns
 
 
 def gemv_shape(text: str) -> tuple[int, int, int]:
-    """N, K and the number of normed columns, by default three quarters of N."""
+    """Read N, K and the number of normed columns from the value of `--shape`. The default of the last is 3 N / 4."""
     n, k, *rest = _numbers("--shape", text, "N x K or N x K x normed columns, such as 2112x7168x1536", 2, 3)
     n_normed = rest[0] if rest else 3 * n // 4
     if n_normed > n:
-        raise ArgumentError("--shape", repr(text), f"of at most {n} normed columns, the rows of the weight")
+        raise ArgumentError("--shape", repr(text), f"of at most N = {n} normed columns")
     return n, k, n_normed
 
 

@@ -15,7 +15,8 @@ from .terminal import progress
 
 
 def run_tune(arguments: argparse.Namespace) -> int:
-    """Measure `--gpus` devices and store the constants, or with `--remove` remove them. Returns 0."""
+    """Measure the constants of `plans.tuning` on `--gpus` devices and store them. With `--remove`, remove the stored
+    constants of these devices. Returns 0."""
     driver = get_driver(arguments.driver)
     present = int(driver.cuDeviceGetCount())
     if not 2 <= arguments.gpus <= present:
@@ -31,7 +32,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
     emulated = driver.name == "emu"
     if emulated:
         print("the times of emulated devices have no meaning, so nothing is stored")
-    blocks, effort = (4, LEAST) if emulated else (None, FULL)  # without a budget push launches fill the devices
+    blocks, effort = (4, LEAST) if emulated else (None, FULL)  # None: push launches may fill all multiprocessors
     with progress("measuring", show=True), Group.local(devices, driver=driver, max_blocks=blocks) as group:
         found = measure(group, effort)
     for field, cost in found.items():

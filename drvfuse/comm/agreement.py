@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of a group tell one another before they share anything, and what all of them conclude from it.
+"""The facts that the ranks of a group send one another before they share anything, and what all ranks conclude.
 
 Every rank gathers the records of all ranks and calls `agree`, which depends on nothing else. So all ranks raise the
 same error, or none does.
@@ -33,8 +33,9 @@ class Record:
     """The facts that a rank sends to all others about itself.
 
     `host` identifies its host, and `gpu` is the UUID of its device. `number` is random; rank 0's number becomes the
-    number of the group. `alone` says that no group is open on its device. `filling` are the numbers and sizes of the
-    groups that fill its device (`comm.alone`). Only ranks with equal `domain` may form a node.
+    number of the group. `alone` says whether no group is open on its device. `filling` has the numbers and sizes of
+    open groups whose launches may fill all multiprocessors of its device (`comm.alone`). Only ranks with equal `domain`
+    may form a node.
     """
 
     host: str
@@ -120,8 +121,11 @@ fields of another version are unknown."""
 
 @dataclass(frozen=True)
 class Agreement:
-    """The facts that hold for all ranks: their devices, the granularity of memory, the identity of the group, the
-    numbers of the groups that stop filling their devices, and the nodes.
+    """The facts that hold for all ranks: their devices and GPUs, the granularity of memory (`unit`), the identity of
+    the group, and its nodes (`layout`).
+
+    `disturbed` are the numbers of open groups whose launches must no longer fill all multiprocessors, since this group
+    opens on some of their devices.
     """
 
     members: tuple[Member, ...]
@@ -141,8 +145,8 @@ def agree(records: Sequence[Record]) -> Agreement:
     """The facts that the ranks agree on; `records[i]` is the record of rank i.
 
     Raises GroupMismatch if a field that must be equal differs, ArgumentError for two ranks on one GPU and for nodes
-    that `find_nodes` refuses, and Unsupported if an open group fills its devices and only some of its ranks take part
-    here: such a group can stop filling its devices only on all of its ranks.
+    that `find_nodes` refuses. Raises Unsupported if the launches of an open group may fill all multiprocessors, and
+    only some ranks of that group take part here: it can go back to its budget only on all of its ranks.
     """
     for name, what in _EQUAL.items():
         values = {rank: str(getattr(record, name)) for rank, record in enumerate(records)}
@@ -192,7 +196,8 @@ def tuning_file() -> Path:
 
 
 def _tuning() -> str:
-    """The identity of the constants by which algorithms are chosen."""
+    """A text that is equal on ranks with equal constants for the choice of algorithms: a hash of the file, or "built
+    in" without a file."""
     try:
         return hashlib.sha256(tuning_file().read_bytes()).hexdigest()[:16]
     except OSError:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches that rely on no other group being open on their devices, and the form that they take while there is one.
+"""Launches that rely on being alone: on no other group being open on their devices. While one is open, they take
+another form.
 
 Two kinds of launches may fill a device. A launch of PDLLevel.OVERLAP_AT_BEGINNING lets the next kernel of its stream
 start while it waits for peers. That kernel occupies multiprocessors in its `griddepcontrol.wait`, and may in turn let a
@@ -64,18 +65,19 @@ class Adapting(Protocol):
 
 
 class AloneLaunches:
-    """The launches of a group that have two forms, from its opening until `release()`.
+    """Chooses the form of a group's launches (`Adapting`), from the opening of the group until `release()`.
 
     `ranks` are the group's ranks in this process, and `partial` the calls that are not launched on all of them yet.
     `identity` is given for a group with ranks in other processes.
     """
 
     def __init__(self, ranks: Sequence[Rank], partial: PartialCalls, identity: Identity | None = None) -> None:
-        """Waits for the launches of other groups on these devices that rely on being alone.
+        """Counts the group as open on its devices. Other groups there are not alone any more, so this waits for their
+        launches that rely on being alone.
 
-        Raises ArgumentError if a graph holds a launch that relies on being alone, if a call with such launches is not
-        yet launched on all of its ranks, or if only some ranks of a group that fills its devices (`wide`) take part in
-        the opening; CaptureError if a stream with such launches is being captured.
+        Raises ArgumentError if a graph holds such a launch, if a call with such launches is not yet launched on all of
+        its ranks, or if only some ranks of a group that fills its devices (`wide`) take part in the opening;
+        CaptureError if a stream with such launches is being captured.
         """
         self._ranks, self._launches = tuple(ranks), WeakSet[Adapting]()
         self.identity = identity
@@ -83,7 +85,7 @@ class AloneLaunches:
         self._partial = ref(partial)
         self._open = ranks[0].device.driver.part(_Open).groups
         self._graphs, self._foreign = WeakSet["Graph"](), False
-        # whether launches that rely on being alone were queued since the last wait for all launches
+        # whether launches were queued while this group was alone, since `_settle` has waited for all launches
         self._queued = False
         with _lock:
             others = self._others()
@@ -105,7 +107,7 @@ class AloneLaunches:
                 raise
 
     def release(self) -> None:
-        """Called when the group is closed. Idempotent."""
+        """Count the group as closed, so that other groups on its devices may be alone again. Idempotent."""
         with _lock:
             others = self._others()
             for rank in self._ranks:
@@ -114,17 +116,18 @@ class AloneLaunches:
                 other._set(not other._others())
 
     def add(self, launch: Adapting) -> None:
-        """Add a launch of the group, which adapts from now on."""
+        """Add a launch of the group. Its form is chosen now, and again when another group opens or closes."""
         with _lock:
             self._launches.add(launch)
             launch.adapt(self.alone, self.wide)
 
     def launched(self) -> None:
-        """Called before launches that rely on being alone."""
+        """Record that launches with two forms are queued next: if the group is alone, they rely on that."""
         self._queued |= self.alone
 
     def captured(self, graph: Graph | None) -> None:
-        """Note that `graph` holds a launch that relies on being alone; None stands for a graph of another library."""
+        """Record that `graph` holds a launch with two forms: if the group is alone, the launch relies on that. None
+        means a graph of another library."""
         if not self.alone:
             return
         if graph is None:
@@ -133,7 +136,7 @@ class AloneLaunches:
             self._graphs.add(graph)
 
     def before_replay(self) -> None:
-        """Called before a graph that holds calls of the group is launched."""
+        """Record that a graph is launched next, whose launches may rely on the group being alone."""
         self._queued |= bool(self._graphs)
 
     def _others(self) -> list[AloneLaunches]:
@@ -160,9 +163,9 @@ class AloneLaunches:
             devices = [rank.device.index for rank in self._ranks]
             raise ArgumentError(
                 "devices",
-                f"shared with the open group of devices {devices}, some of whose ranks wait for others that are not "
-                f"yet launched with {call}",
-                "other devices until all ranks of that group are launched with that call, or until it is reset",
+                f"shared with the open group of devices {devices}, and {call} was launched on some ranks of that group "
+                "only",
+                "other devices until that call is launched on all ranks of that group, or until the group is reset",
             )
 
     def _settle(self) -> None:
@@ -191,7 +194,8 @@ class AloneLaunches:
 
 
 def counting(device: Device) -> list[tuple[int, int]]:
-    """Numbers and sizes of the groups on this device that are `wide` and have ranks in other processes."""
+    """(number, size) of each group with ranks in other processes whose push launches may fill all multiprocessors of
+    the device (`wide`)."""
     with _lock:
         return [
             (one.identity.number, one.identity.size)
@@ -206,8 +210,8 @@ def is_free(device: Device) -> bool:
 
 
 def disturb(device: Device, numbers: Sequence[int]) -> None:
-    """Make the groups whose numbers are in `numbers` stop filling their devices. All their ranks do so between the same
-    calls."""
+    """Let the push launches of the groups numbered `numbers` fill only their budget from now on. All ranks of these
+    groups do so between the same calls."""
     with _lock:
         for one in _open_on(device):
             if one.identity is not None and one.identity.number in numbers:

@@ -42,14 +42,15 @@ def colors(ranks: int, color: Any, key: Any) -> tuple[list[int | None], list[int
                 if isinstance(value, (list, tuple))
                 else repr(value)
             )
-            raise ArgumentError(name, got, f"a list of {ranks}, one entry for each local rank")
+            raise ArgumentError(name, got, f"a list of {counted(ranks, 'entry', 'entries')}, one for each local rank")
         found.append(entries)
     chosen = [None if c is None else integer("color", c, 0, "an integer of at least 0, or None") for c in found[0]]
     return chosen, [require_integer("key", k, "an integer") for k in found[1]]
 
 
 def local_devices(devices: Any, driver: DriverLike) -> list[Device]:
-    """The devices of the argument of `Group.local`, on the driver `driver`, or on that of the Device objects."""
+    """The Device objects for the argument `devices` of `Group.local`. Their driver is `driver`; if `driver` is None, it
+    is the driver of the Device objects in `devices`."""
     ids = _device_ids(devices)
     chosen = _driver_of(devices, driver)
     present = int(chosen.cuDeviceGetCount())
@@ -88,7 +89,8 @@ def own_device(device: int | Device | None, local_rank: int | None, driver: Driv
 
 
 def _driver_of(devices: Any, driver: DriverLike) -> Driver:
-    """The driver `driver`, or that of the Device objects. If both are given, they must be the same."""
+    """The driver `driver`; if it is None, the driver of the Device objects in `devices`. These must be of one
+    driver."""
     objects = [d for d in devices if isinstance(d, Device)] if isinstance(devices, Sequence) else []
     chosen = objects[0].driver if objects and driver is None else get_driver(driver)
     if any(found.driver is not chosen for found in objects):

@@ -4,11 +4,11 @@
 Blocks that wait for a peer must be able to run together with those of every other open group on the device, or two
 groups could starve each other. So a budget counts multiprocessors, and the budgets of all open groups on a device sum
 to at most the number of its multiprocessors. A pull launch has at most one block for each multiprocessor of its budget,
-and every block of drvfuse fits on one multiprocessor. A push launch has at most as many blocks as the multiprocessors
-of its budget hold of its kernel. The device may spread these blocks over more multiprocessors, so that another group
-whose blocks need most of a multiprocessor finds none with enough room. Two groups still cannot starve each other: the
-smaller blocks fit next to the larger ones, whichever came first, so one of the two groups is placed on all its devices
-and ends. For three and more groups this is no proof; there a starved call ends by its time-out.
+and every block of drvfuse fits on one multiprocessor. A push launch may have several blocks for each multiprocessor of
+its budget: as many blocks of its kernel as fit on one. The device may spread these blocks over more multiprocessors, so
+another group whose blocks need most of a multiprocessor may find none with enough room. Two groups still cannot starve
+each other: the smaller blocks fit next to the larger ones, whichever came first, so one of the two groups is placed on
+all its devices and ends. For three and more groups this is no proof; there a starved call ends by its time-out.
 
 Kernels that are launched with PDL after a call are not counted. If a call triggers at its end, no such kernel is
 resident while the call waits for a peer. Calls trigger earlier only while their group is alone on its devices

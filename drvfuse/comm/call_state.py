@@ -54,14 +54,16 @@ class CallState:
         return False
 
     def check(self, calls: ComparedCalls | None) -> None:
-        """Raise the error that a kernel has reported since the last reset, or the error of the link between the nodes.
+        """Raise the error that a kernel has reported since the last reset, or that of an exchange between nodes that
+        took too long.
 
         `calls` has the names of compared calls. Reads host memory only.
         """
         failure = None if self._link is None else self._link.failure
         if self._error is None and self._workspace.reported():
             report, ended = self._workspace.first_report(), self._transport.ended
-            if failure is None or report["kind"] != EXCHANGE:  # an exchange that was aborted has brought no abort words
+            # After an aborted exchange, a report that another node gave up means nothing: no node's status arrived.
+            if failure is None or report["kind"] != EXCHANGE:
                 self._error = error_of(report, self.history, calls, ended, self._workspace.nodes)
         if self._error is not None:
             raise self._error()
@@ -73,14 +75,14 @@ class CallState:
         """Raise the error that says why all processes of the group must reset it."""
         self.check(calls)
         raise LaunchError(
-            "an earlier call of the group could not be launched on this rank, and the others wait for it or have given "
-            "up: call group.reset() on all ranks"
+            "an earlier call of the group could not be launched on this rank, and the other ranks wait for it or have "
+            "given up: call group.reset() on all ranks"
         )
 
     def begin(self, positions: Sequence[int], call: Noted) -> None:
-        """Called right before `call` is launched on local ranks, outside a capture.
+        """Record that `call` is launched next on the local ranks at `positions`. Not for captures.
 
-        Raises LaunchError if another rank was launched alone with another call, since kernels of the two calls would
+        Raises LaunchError if a different call was launched on other ranks only, since kernels of the two calls would
         meet on the devices. While a call has been launched on some ranks only, no memory is freed.
         """
         if self._partial.begin(positions, call):
@@ -94,7 +96,7 @@ class CallState:
         self.history.launched(positions, call.note)
 
     def abandon(self) -> None:
-        """Called when a call was launched on some ranks only: the group must be reset before its next call."""
+        """Require a reset of the group before its next call. Called when a launch on some of the ranks has failed."""
         self._stale = True
 
     def forget_partial(self) -> None:
@@ -105,7 +107,7 @@ class CallState:
         release(self)
 
     def clear(self) -> None:
-        """Called when the group was reset."""
+        """Forget all calls and their error. Called when the group was reset."""
         self.history.clear()
         self._error = None
         self._stale = False

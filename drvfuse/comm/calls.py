@@ -41,12 +41,12 @@ def hash_of(name: str) -> int:
 
 
 def number_in(word: int) -> int:
-    """The low bits of a call's number, from the word of the call."""
+    """The low 16 bits of a call's number. `word` is the sum of these bits and the call's hash."""
     return word % (1 << _NUMBER_BITS)
 
 
 def hash_in(word: int) -> int:
-    """The hash of a call, as `hash_of` returns it, from the word of the call."""
+    """The hash of a call, as `hash_of` returns it. `word` is the hash plus the low 16 bits of the call's number."""
     return word - number_in(word)
 
 
@@ -58,7 +58,8 @@ class CallTable:
         self._hashes, self._names = self._entries["hash"], self._entries["name"]
 
     def write(self, position: int, hash_: int, name: str) -> None:
-        """Add a name. Called by the rank of the table, one thread at a time."""
+        """Write the hash and the name of a call to entry `position`. Only the rank that owns the table calls this, one
+        thread at a time."""
         self._hashes[position] = 0
         encoded = name.encode()
         cut = len(encoded) > _NAME_BYTES
@@ -66,7 +67,7 @@ class CallTable:
         self._hashes[position] = hash_
 
     def find(self, hash_: int) -> str | None:
-        """The name of a call by its hash, for any rank."""
+        """The name of the call with the hash `hash_`; None if the table lacks it. Any rank may call this."""
         for position in np.flatnonzero(self._hashes == hash_):
             name = bytes(self._names[position])
             if self._hashes[position] == hash_:
@@ -75,11 +76,11 @@ class CallTable:
 
 
 class ComparedCalls:
-    """The calls of a group whose kernels compare them: `own` is the table of this process, `others` those of ranks in
-    other processes of the host.
+    """The names of the calls of a group whose kernels check that all ranks make the same call. `own` is the table of
+    this process; `others` are those of ranks in other processes of the host.
 
-    With `first` a kernel compares each call before it moves any data; else it compares while it waits for data or
-    flags.
+    With `first` a kernel of its own checks each call before any data moves; else the kernels of the call check while
+    they wait for data or flags.
     """
 
     def __init__(self, own: CallTable, others: Sequence[CallTable] = (), *, first: bool = False) -> None:
@@ -106,7 +107,8 @@ class ComparedCalls:
         return found
 
     def name(self, word: int) -> str:
-        """The name of the call in a rank's word, where it is known."""
+        """The name of the call that belongs to `word`, which a rank has sent; a text with its hash if no table has the
+        name."""
         found = hash_in(word)
         for table in self._tables:
             name = table.find(found)

@@ -3,7 +3,7 @@
 
     1. open       each rank checks its arguments and opens its device; a vote, since all later steps need the device
     2. agree      each rank gets the records of all ranks and checks that they fit one another (`comm.agreement`)
-    3. yield      open groups that fill these devices stop doing so on all of their ranks (`comm.alone`)
+    3. yield      open groups that fill these devices go back to their budgets, on all ranks (`comm.alone`)
     4. transport  each rank makes its transport; the group allocates memory later
 
 A failure of one rank is raised on all ranks, and the board is closed then.

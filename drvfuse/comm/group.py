@@ -107,10 +107,10 @@ class Group(Owned, Owner):
         nodes. `exchange` is the engine between the nodes: "in_process" (the default), "nccl", or an object of your own.
 
         Blocks until the workspaces are ready. It also waits for calls of other groups that rely on being alone on their
-        devices: calls with PDLLevel.OVERLAP_AT_BEGINNING, and calls on more multiprocessors than their budget. Raises
-        ArgumentError for a wrong size, id or budget, and if a graph holds such a call or one is not yet launched on all
-        of its ranks; DriverUnavailable if the driver cannot be used; CaptureError while the default stream of a device,
-        or a stream with such calls, is being captured.
+        devices: calls with PDLLevel.OVERLAP_AT_BEGINNING, and calls on more multiprocessors than the group's budget.
+        Raises ArgumentError for a wrong size, id or budget, if a graph holds such a call, and if such a call is not yet
+        launched on all ranks of its group; DriverUnavailable if the driver cannot be used; CaptureError while the
+        default stream of a device, or a stream with such calls, is being captured.
         """
         payload, budget = arguments.sizes(workspace_bytes, max_blocks)
         found = arguments.local_devices(devices, driver)
@@ -179,7 +179,7 @@ class Group(Owned, Owner):
     def of_board(
         cls, board: Board, opened: Callable[[], tuple[Device, int, int | None]], wanted: NodesWanted | None = None
     ) -> Group:
-        """The group of the ranks of a board; see `comm.connect.connect`."""
+        """A group of the ranks of a board, with the arguments and errors of `comm.connect.connect`."""
         wanted = wanted or NodesWanted()
         transport, record, layout = connect(board, opened, wanted)
 
@@ -325,7 +325,7 @@ class Group(Owned, Owner):
         self.state.clear()
 
     def admit(self, streams: Sequence[Stream]) -> None:
-        """Called first by every collective: raises a pending BarrierTimeout, or resets the group after one.
+        """Raise a pending BarrierTimeout, or reset the group after one. Every collective calls this first.
 
         Raises CaptureError if a reset is due and one of `streams` is being captured. A group with ranks in other
         processes is not reset here: the error is raised again, LaunchError after `abandon`, and RankEnded if the
@@ -354,8 +354,8 @@ class Group(Owned, Owner):
             yield graphs
 
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
-        """Called after the launch of `call` on a local rank was captured into `graph`, None if another library
-        captures.
+        """Record that the launch of `call` on the local rank at `position` was captured into `graph`. None means a
+        graph of another library.
         """
         self.state.history.captured(position, graph, call.note)
         if call.note.adapts:
@@ -374,13 +374,13 @@ class Group(Owned, Owner):
     def symmetric(self, nbytes: int, multicast: bool = False) -> SymmetricBuffer:
         """Memory of one address per rank that every rank can read and write; the caller closes it.
 
-        With `multicast` the buffer also has `multicast_ptr`, one address that stands for byte 0 of all ranks' parts,
-        for `multimem` instructions. Between an access to a part by its own address and an access by `multicast_ptr`
-        there must be a `fence.proxy.alias` or the end of a kernel. This makes a multicast object, and blocks until the
-        fabric is ready. Collectives with `use_multimem=True` need no copy of inputs that lie in such a buffer.
+        With `multicast` this method makes a multicast object, and blocks until the fabric is ready. The buffer then
+        also has `multicast_ptr`, one address of byte 0 of all ranks' parts, for `multimem` instructions. Between an
+        access to a part by its own address and an access by `multicast_ptr` there must be a `fence.proxy.alias` or the
+        end of a kernel. Collectives with `use_multimem=True` need no copy of inputs that lie in such a buffer.
 
         Raises Unsupported if a pair of devices lacks peer access. With `multicast` it raises, and makes nothing:
-        Unsupported if the site forbids multicast (the CUDA driver only), if a device has no multicast, or if the group
+        Unsupported if a veto forbids multicast (the CUDA driver only), if a device has no multicast, or if the group
         has one rank; CaptureError while a rank's stream is being captured; MulticastError, the same on all ranks, if
         the set-up fails.
         """
@@ -388,7 +388,7 @@ class Group(Owned, Owner):
         return self._memory.allocate(nbytes, multicast)
 
     def require_multicast(self) -> None:
-        """Raise Unsupported if the site forbids multicast, or if a device of the group has none. Makes nothing."""
+        """Raise Unsupported if a veto forbids multicast, or if a device of the group lacks it. Makes nothing."""
         self.require_open()
         self._memory.require_multicast()
 

@@ -45,7 +45,7 @@ class CallNote(NamedTuple):
 
 
 class Noted(Protocol):
-    """The interface of a call that a group records: it has a note."""
+    """A call that a group can record. `note` has the facts about it that messages need."""
 
     @property
     def note(self) -> CallNote: ...
@@ -53,10 +53,10 @@ class Noted(Protocol):
 
 @dataclass
 class Totals:
-    """The number of calls that were launched on a rank, and the number of barriers of all these calls.
+    """How many calls were launched on a rank, and how many barriers they have in all.
 
-    `waiting` is the number of the first counted call that waits for peers and began at the epoch that the rank has
-    after all counted calls; 0 if there is none.
+    `waiting` tells which call waits for peers without a barrier: the first one after the last call with barriers. It is
+    the number of that call, from 1, or 0 if there is none.
     """
 
     calls: int = 0
@@ -68,7 +68,7 @@ class Totals:
         self.add(Totals(1, note.barriers, int(note.waits and not note.barriers)))
 
     def add(self, other: Totals) -> None:
-        """Count further calls, which were launched on the rank after the calls counted so far."""
+        """Add the totals of further calls, which were launched on the rank after the calls counted so far."""
         if other.barriers:
             self.barriers += other.barriers
             self.waiting = 0
@@ -90,7 +90,7 @@ class GraphCalls:
         self.totals[position].count(note)
 
     def after_replay(self, stream: Stream, event: Event | None) -> None:
-        """Called after each launch of the graph on `stream`."""
+        """Record that the graph was launched on `stream`. Called after each launch."""
         self._history.replayed(self, inside_graph=stream.capture_id() is not None)
 
 
@@ -107,7 +107,7 @@ class History:
         self._settled = [0] * ranks  # how many calls of each rank are known to be complete
         self._graphs: weakref.WeakKeyDictionary[Graph, GraphCalls] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
-        self._complete = True  # whether every replay of a graph is noted
+        self._complete = True  # whether every replay of a graph is recorded
 
     def launched(self, positions: Sequence[int], note: CallNote) -> None:
         """Record a launch on the ranks at `positions`."""
@@ -137,7 +137,7 @@ class History:
         self._entries.append(calls)
 
     def settle(self) -> None:
-        """Called when all calls are complete and none has timed out: drop their entries."""
+        """Drop the entries of all calls. Called when all calls are complete and none has timed out."""
         self._forget(len(self._entries))
         self._settled = [totals.calls for totals in self._older]
         for totals in self._older:
@@ -167,8 +167,8 @@ class History:
             totals.add(calls)
 
     def clear(self) -> None:
-        """Called when the group was reset: the epochs are zero, and the next call gets the number after the last one of
-        any rank.
+        """Forget all calls. The next call gets the number after the last one of any rank. Called when the group was
+        reset, so that all epochs are zero.
         """
         last = max(self._count(position) for position in range(len(self._older)))
         self._entries.clear()
@@ -191,7 +191,7 @@ class History:
         possible, named = ([older.waiting, older.calls] if epoch == barriers and older.waiting else []), ""
         for note, where in self._notes(position):
             number += 1
-            # the report may be of any kernel of the call
+            # every epoch of the call is possible, since any of its kernels may have written the report
             if barriers <= epoch < barriers + max(note.barriers, 1) and note.waits:
                 possible.append(number)
                 named = f", {note}{where}"
@@ -207,7 +207,8 @@ class History:
         return f"call {possible[0]} of the group{named}{missing}"
 
     def _notes(self, position: int) -> Iterator[tuple[CallNote, str]]:
-        """The kept calls of a rank, each with the words by which a message names the graph that holds it, or ""."""
+        """Yield the note of each kept call of a rank, and the text with which a message names its graph. Without a
+        graph the text is empty."""
         for entry in self._entries:
             if isinstance(entry, GraphCalls):
                 notes = entry.notes[position]

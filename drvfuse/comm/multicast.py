@@ -57,7 +57,8 @@ class Team(Protocol):
     places: Mapping[int, Device]
 
     def outcomes(self, own: MulticastError | None) -> Sequence[MulticastError | None]:
-        """The outcomes of the steps since the last vote, of all processes; `own` is the outcome of this process."""
+        """Exchange the outcomes of all processes since the last vote, and return them. An outcome is an error, or None
+        after success; `own` is that of this process."""
 
     def pass_on(self, exported: Sequence[int]) -> tuple[Mapping[int, int], int | None]:
         """Exchange descriptors: returns those of the memory of ranks in other processes and, if rank 0 is in another
@@ -69,7 +70,7 @@ class Team(Protocol):
 
 
 class LocalTeam:
-    """All ranks are in this process, on `devices`."""
+    """The team of a group whose ranks are all in this process, on `devices`."""
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.size = len(devices)
@@ -94,8 +95,8 @@ def set_up(team: Team, nbytes: int) -> SymmetricBuffer:
         try:
             return _form(team, nbytes)
         except MulticastError as failure:
-            left = hasattr(failure, "__notes__")  # the clean-up has failed too: another attempt would leak more memory
-            if failure.code != NOT_READY or left or attempt == ATTEMPTS:
+            leaks = hasattr(failure, "__notes__")  # undoing has failed too, so another attempt would leak more memory
+            if failure.code != NOT_READY or leaks or attempt == ATTEMPTS:
                 raise
             _log.info("multicast was not ready (attempt %d of %d): %s", attempt, ATTEMPTS, failure)
         attempt += 1
@@ -169,7 +170,7 @@ def _size(parts: Mapping[int, MappedMemory]) -> int:
 
 
 def allocate(team: Team, nbytes: int, undo: Undo) -> dict[int, MappedMemory]:
-    """The memory of every rank of this process. Its size is `nbytes`, rounded up to what allocations and binds need."""
+    """Allocate memory for every rank of this process: `nbytes`, rounded up to what allocations and binds need."""
     devices = list(team.places.values())
     with step_of(min(team.places)):
         unit = Multicast.granularity(devices, count=team.size)
@@ -185,7 +186,7 @@ def allocate(team: Team, nbytes: int, undo: Undo) -> dict[int, MappedMemory]:
 
 
 def create(team: Team, nbytes: int, undo: Undo) -> Multicast | None:
-    """The object, made by rank 0; None in the processes of other ranks."""
+    """Create the object in rank 0's process, and return it; None in other processes."""
     if 0 not in team.places:
         return None
     with step_of(0):
@@ -197,8 +198,8 @@ def create(team: Team, nbytes: int, undo: Undo) -> Multicast | None:
 def export(
     team: Team, parts: Mapping[int, MappedMemory], made: Multicast | None, opened: contextlib.ExitStack
 ) -> list[int]:
-    """Descriptors of the memory of this process's rank and, if this process has made it, of the multicast
-    object. `opened` closes them.
+    """Export the memory of this process's rank and, if this process has made it, the multicast object, as descriptors.
+    `opened` closes these.
     """
     exported: list[int] = []
     if len(team.places) < team.size:

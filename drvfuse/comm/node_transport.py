@@ -29,7 +29,8 @@ Made = TypeVar("Made", bound=_Closable)
 
 
 class NodeTransport(OnBoard):
-    """See the module. `board` is the board of all ranks of the group, and `ranks` are the ranks of this node."""
+    """The transport of a group over several nodes. `board` is the board of all ranks of the group, and `ranks` are the
+    ranks of this node."""
 
     def __init__(self, board: Board, device: Device, agreement: Agreement) -> None:
         """Collective: the ranks of each node get a board of their own."""

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def same(one: Stream, other: Stream) -> bool:
-    """Whether two objects stand for one stream. Equal handles do not suffice, since the default streams of all devices
-    have the same handle.
+    """Whether two Stream objects are one stream of the driver. Equal handles do not suffice, since the default streams
+    of all devices have the same handle.
 
     A closed stream is not the same as any other: the driver may have given its handle to a new stream.
     """
@@ -28,9 +28,10 @@ def same(one: Stream, other: Stream) -> bool:
 
 
 class RankOrder:
-    """The stream of a rank's last call; orders the next call after that one.
+    """Orders each call of a rank after the rank's last call, whose stream it keeps.
 
-    A foreign stream may be destroyed after the call, so an event that was recorded after the call stands for it.
+    A foreign stream may be destroyed after the call. So after a call on a foreign stream, the next call waits for an
+    event that was recorded after that call.
     """
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from .history import CallNote, Noted
 
 
 class PartialCalls:
-    """The calls that were not launched on all of the ranks `indices`, those of this process, oldest first."""
+    """The calls, oldest first, that were launched on some but not on all ranks of this process, `indices`."""
 
     def __init__(self, indices: Sequence[int]) -> None:
         self._calls: list[Noted] = []
@@ -24,22 +24,22 @@ class PartialCalls:
         self._lock = threading.Lock()
 
     def begin(self, positions: Sequence[int], call: Noted) -> bool:
-        """Record the launch of `call` on the ranks at `positions`; returns whether it is still to be launched on a
-        rank.
+        """Record the launch of `call` on the ranks at `positions`. Returns whether any call is not yet launched on all
+        ranks.
 
-        Raises LaunchError, and records nothing, if another call must first be launched on one of them.
+        Raises LaunchError, and records nothing, if another call must first be launched on one of these ranks.
         """
         if not self._calls and len(positions) == len(self._launched):
             return False
         with self._lock:
             for position in positions:
-                behind = self._launched[position] < len(self._calls)
-                if behind and self._calls[self._launched[position]] is not call:
+                unfinished = self._launched[position] < len(self._calls)
+                if unfinished and self._calls[self._launched[position]] is not call:
                     first = self._calls[self._launched[position]].note
                     raise LaunchError(
-                        f"rank {self._indices[position]} must first be launched with {first}, with which another rank "
-                        "was launched alone: all ranks take part in calls in the same order; group.reset() drops "
-                        "unfinished calls"
+                        f"{first} must first be launched on rank {self._indices[position]}, as it was launched on "
+                        "another rank: all ranks take part in calls in the same order; group.reset() drops unfinished "
+                        "calls"
                     )
             for position in positions:
                 if self._launched[position] == len(self._calls):

@@ -18,7 +18,7 @@ _FIELDS = ("call", "args_text", "code", "name", "explanation", "calls", "rank")
 
 
 class ProcessTeam:
-    """The ranks of `board`, of which this process has one, on `device`. See `comm.multicast.Team`."""
+    """A `comm.multicast.Team` of the ranks of `board`, of which this process has one, on `device`."""
 
     def __init__(self, board: Board, device: Device) -> None:
         self._board = board

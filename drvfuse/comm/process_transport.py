@@ -46,7 +46,7 @@ _MOMENT = 1.0  # seconds for which `all_ended` waits for the other ranks
 
 @contextlib.contextmanager
 def voted(board: Board, what: str, timeout: float | None = None) -> Iterator[None]:
-    """See `Transport.step`: the ranks of `board` vote at the end."""
+    """A `with` block for a step (`Transport.step`), at whose end the ranks of `board` vote on whether all succeeded."""
     failure: Exception | None = None
     try:
         yield
@@ -89,7 +89,8 @@ class OnBoard:
 
 
 class ProcessTransport(OnBoard):
-    """See the module."""
+    """The transport of a group whose ranks are in processes of one host, one in each. It shares memory by passing file
+    descriptors."""
 
     def __init__(self, board: Board, device: Device, agreement: Agreement) -> None:
         super().__init__(board, device, agreement)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Rank:
     """A rank that this process drives.
 
-    `index` is its number in the whole group, `device` its GPU and `stream` the stream that its collectives use unless
-    told otherwise: the device's own default stream, so that arrays and groups on one device share an order.
+    `index` is its number in the whole group, and `device` its GPU. `stream` is the stream that its collectives use by
+    default: the device's own, so that work on arrays and calls of groups on one device run in one order.
     """
 
     def __init__(self, index: int, device: Device, group: Group) -> None:
@@ -35,27 +35,28 @@ class Rank:
         self.order = RankOrder()
 
     def array(self, host: npt.ArrayLike) -> Array:
-        """A device array with the shape, dtype and contents of `host`. See `Device.array`; the stream is the rank's."""
+        """A device array with the shape, dtype and contents of `host`, as `Device.array` makes it on the rank's
+        stream."""
         return self.device.array(host, stream=self.stream)
 
     def empty(self, shape: ShapeLike, dtype: DTypeLike) -> Array:
-        """An array with undefined contents that every device of the group may access. See `Device.empty`; the stream is
-        the rank's.
+        """An array with undefined contents that every device of the group may access, as `Device.empty` makes it on the
+        rank's stream.
         """
         return self.device.empty(shape, dtype, stream=self.stream)
 
     def zeros(self, shape: ShapeLike, dtype: DTypeLike) -> Array:
-        """`empty`, cleared in the order of the rank's stream."""
+        """An array of zeros that every device of the group may access, cleared in the order of the rank's stream."""
         return self.device.zeros(shape, dtype, stream=self.stream)
 
     def before_replay(self, stream: Stream) -> None:
-        """Called before a graph that holds a collective of this rank is launched on `stream`. The launch is ordered as
-        a call of the group is.
+        """Order later work on `stream` after the rank's last call, as for a call of the group. Called before a graph
+        that holds a collective of this rank is launched on `stream`.
         """
         self.order.admit(stream, self.index)
 
     def after_replay(self, stream: Stream, event: Event | None) -> None:
-        """Called after the launch of the graph, which then is the rank's last call."""
+        """Record the launch of a graph on `stream` as the rank's last call. Called after the launch."""
         self.order.launched(stream, event)
 
     def wrap(self, stream: StreamLike, argument: str = "stream") -> Stream:
@@ -79,7 +80,7 @@ class Rank:
             group.check()
 
     def drain(self) -> None:
-        """Wait like `synchronize`, but do not read the hang report."""
+        """Wait like `synchronize`, but do not check whether a kernel gave up waiting."""
         self.stream.synchronize()
         self.order.drain(self.stream)
 

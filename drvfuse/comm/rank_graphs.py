@@ -20,7 +20,8 @@ class RankGraphs:
     """A CUDA graph for each local rank of a group: `graphs[i]` belongs to local rank i. Made by `Group.capture`.
 
     The driver does not order the graphs of different GPUs. (It does order all GPUs at both ends of one graph over the
-    streams of all ranks.) The collectives inside meet on the devices. Buffers are kept as `Graph` keeps them.
+    streams of all ranks.) Collectives in the graphs wait for one another on the devices. Buffers are kept alive only as
+    `Graph` describes.
     """
 
     def __init__(self, group: Group, streams: Sequence[Stream], graphs: Sequence[Graph]) -> None:
@@ -29,7 +30,7 @@ class RankGraphs:
     @classmethod
     @contextlib.contextmanager
     def capture(cls, group: Group, streams: Sequence[StreamLike] | None) -> Iterator[RankGraphs]:
-        """See `Group.capture`."""
+        """Capture a graph for each rank, as `Group.capture` describes."""
         chosen = _one_per_rank(group, [rank.stream for rank in group] if streams is None else streams)
         with contextlib.ExitStack() as captures:
             graphs = [captures.enter_context(Graph.capture(stream)) for stream in chosen]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The errors that a group raises for reports of kernels."""
+"""The errors that a group raises for the reports that its kernels write when they give up waiting."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def _timed_out(report: Mapping[str, int], history: History, ended: Mapping[int, 
 def _compared(
     report: Mapping[str, int], calls: ComparedCalls | None, ended: Mapping[int, str]
 ) -> Callable[[], DrvfuseError]:
-    """The error of a report whose kind is CALL: the calls differ, or the peer has not made the call."""
+    """The function that makes the error of a report whose kind is CALL: the calls of two ranks differ, or the peer has
+    not made the call."""
     rank, peer, number = (report[name] for name in ("rank", "peer", "phase"))
     own, seen = report["expected"], report["seen"]
     assert calls is not None
@@ -56,10 +57,10 @@ def _compared(
 
 
 def _other_node(report: Mapping[str, int], history: History, nodes: Nodes) -> Callable[[], DrvfuseError]:
-    """The error of a report whose kind is EXCHANGE. The report's `peer` is the number of the failed node. If the engine
-    has added the sums of all nodes, that node is unknown.
+    """The function that makes the error of a report whose kind is EXCHANGE: a kernel of another node gave up.
 
-    The report's epoch is the one after the kernels of the call that precede the exchange.
+    The report's `peer` is the number of that node. If the exchange engine has added the sums of all nodes, the failed
+    node is unknown. `expected` is the rank's epoch at the exchange, after the call's earlier kernels.
     """
     rank, place, places = (report[name] for name in ("rank", "peer", "seen"))
     failed = place if places == nodes.count else None

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class Resources:
-    """The budget of multiprocessors, the workspaces and other memory of a group, and the link between its nodes, which
-    is None in a group of one node. `dispose` frees all of it, with the transport.
+    """The budget of multiprocessors, the workspaces and other memory of a group, and the connection between its nodes
+    (`link`, None in a group of one node). `dispose` frees all of it, with the transport.
     """
 
     def __init__(

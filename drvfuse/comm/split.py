@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of some of the ranks of a group: see `Group.split`."""
+"""Splits the ranks of a group into new groups, for `Group.split`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def split(
     workspace_bytes: int | None,
     max_blocks: int | None,
 ) -> Group | None | list[Group | None]:
-    """See `Group.split`."""
+    """The result of `Group.split` for these arguments."""
     with group.transport.step("check the arguments of split"):
         colors, keys = arguments.colors(len(group), color, key)
         usual = group.sizes

@@ -31,7 +31,7 @@ class SymmetricMemory:
         self._buffers: weakref.WeakSet[SymmetricBuffer] = weakref.WeakSet()  # the open buffers, which their users own
 
     def allocate(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
-        """See `Group.symmetric`."""
+        """Allocate the buffer that `Group.symmetric` returns, with its checks and errors."""
         with self._transport.step("allocate symmetric memory"):
             size = arguments.integer("nbytes", nbytes, 1)
             require_kind("multicast", multicast, bool, "True or False")
@@ -49,7 +49,7 @@ class SymmetricMemory:
         return buffer
 
     def require_multicast(self) -> None:
-        """See `Group.require_multicast`."""
+        """Raise Unsupported if the group cannot have multicast memory, as `Group.require_multicast` describes."""
         if self._several:
             raise Unsupported("multicast memory exists inside one node only, and the group has several nodes")
         self._transport.require_multicast()
@@ -70,7 +70,7 @@ class SymmetricMemory:
         return self._staging is not None
 
     def multicast_at(self, ptrs: Sequence[int], nbytes: int) -> int | None:
-        """See `Group.multicast_at`."""
+        """The multicast address of the memory at `ptrs`, or None, as `Group.multicast_at` describes."""
         for buffer in self._buffers:
             if buffer.closed:
                 continue
@@ -85,7 +85,7 @@ class SymmetricMemory:
         return None
 
     def staging(self, streams: Sequence[Stream]) -> SymmetricBuffer:
-        """See `Group.multicast_staging`."""
+        """The multicast staging of the group, which the first call makes (`Group.multicast_staging`)."""
         if self._staging is None:
             self.require_multicast()
             with self._transport.step("make the multicast staging"):

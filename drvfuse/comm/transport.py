@@ -76,7 +76,8 @@ class HostMemory(Protocol):
 
 
 class Transport(Protocol):
-    """See the module. `members[i]` is rank i; `indices` are the ranks of this process, and `devices` their devices.
+    """How the ranks of a group reach each other's memory, and how they agree. `members[i]` is rank i; `indices` are the
+    ranks of this process, and `devices` their devices.
 
     `shared` says whether every rank can read and write every other rank's memory; `missing` are the pairs of devices
     (from, to) that cannot. `ended` are the ranks whose processes are known to have ended, and how they ended; it is
@@ -95,7 +96,8 @@ class Transport(Protocol):
     def ended(self) -> Mapping[int, str]: ...
 
     def open(self) -> None:
-        """Let the devices of this process reach those of the other ranks, as far as they can."""
+        """Let the devices of this process access the memory of the other ranks' devices, where the hardware allows
+        it."""
 
     def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:
         """A `with` block in which every rank does its part of a step. At its end all ranks have succeeded, or all
@@ -112,10 +114,11 @@ class Transport(Protocol):
         """Allocate `nbytes` of zeroed host memory that all ranks share. Collective, as `allocate` is."""
 
     def require_multicast(self) -> None:
-        """Raise Unsupported unless the site allows multicast, which is checked first, and all devices have it."""
+        """Raise Unsupported if a veto forbids multicast, which is checked first, or if a device lacks it."""
 
     def symmetric(self, nbytes: int, multicast: bool) -> SymmetricBuffer:
-        """The buffer of `Group.symmetric`, which has checked its arguments. Collective, as `allocate` is."""
+        """Allocate the buffer that `Group.symmetric` returns; the caller has checked the arguments. Collective, as
+        `allocate` is."""
 
     def all_ended(self) -> bool:
         """Whether all ranks call this within a second. A rank calls it when its kernels of the group have ended."""
@@ -183,7 +186,7 @@ class LocalTransport:
 
 
 class _Separate:
-    """Memory where each rank can use only its own part."""
+    """Memory of ranks that cannot access one another's memory: a separate buffer for each rank."""
 
     def __init__(self, buffers: Sequence[SymmetricBuffer]) -> None:
         self._buffers = tuple(buffers)

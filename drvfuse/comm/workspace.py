@@ -108,7 +108,8 @@ class Workspace:
     """
 
     def __init__(self, transport: Transport, payload_bytes: int, nodes: Nodes) -> None:
-        """Collective, as `Transport.allocate` is. Kernels number the ranks inside each node of `nodes`."""
+        """Allocates the workspaces. Collective, as `Transport.allocate` is. `nodes` are the nodes of the group: kernels
+        use the numbers that ranks have inside their nodes."""
         self.nodes = nodes
         self.payload_bytes = payload_bytes
         self.slots_offset = (PAYLOAD_OFFSET + payload_bytes + 127) // 128 * 128
@@ -148,7 +149,7 @@ class Workspace:
         return ComparedCalls(tables[own], [table for rank, table in enumerate(tables) if rank != own], first=first)
 
     def _compare_owners(self, transport: Transport, identity: Identity) -> None:
-        """Raise GroupMismatch unless the workspace of every rank is what this group has made for that rank."""
+        """Raise GroupMismatch if the memory mapped as a rank's workspace belongs to another rank or another group."""
         (own,), (device,) = self._own, self._devices
         with transport.step("sign the workspaces"):
             mine = view(self.pointers[own] + OWNER_OFFSET, 2, "uint64", device)
@@ -168,13 +169,13 @@ class Workspace:
 
         A report of a call that differs from a peer's comes first. Next comes a report about a missing peer that has
         made no report, since a peer with a report was itself waiting for another rank. A report that another node gave
-        up comes last. Among equals, that of the lowest rank is returned.
+        up comes last. Among equal reports, that of the lowest rank is returned.
         """
         ranks = np.flatnonzero(self._magic)
-        heard = self.reports[ranks]["kind"] == EXCHANGE
-        if heard.all():
+        of_exchange = self.reports[ranks]["kind"] == EXCHANGE
+        if of_exchange.all():
             return self._fields(self.reports[ranks[0]]) | {"rank": int(ranks[0])}
-        ranks = ranks[~heard]
+        ranks = ranks[~of_exchange]
         found = self.reports[ranks]
         pairs = zip(ranks.tolist(), found["peer"].tolist(), strict=True)
         found["rank"], found["peer"] = ranks, [self.nodes.peer(rank, place) for rank, place in pairs]

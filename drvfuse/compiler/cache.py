@@ -35,11 +35,11 @@ _log = logging.getLogger("drvfuse.compile")
 _SCHEMA = 3
 _META = "meta.json"
 _TEMPORARY = "~"  # begins the names of temporary directories, but of no entry
-_USE_SECONDS = 60  # seconds between two records of the last use of an entry
+_USE_SECONDS = 60  # the time of an entry's last use is recorded at most once in so many seconds
 _ABANDONED_SECONDS = 3600  # older temporary directories were left by a process that was killed
 _BUILD_SECONDS, _POLL_SECONDS = 60, 0.01  # limit and interval of polls for an entry that another process builds
 _SPARED = 0.9  # the share of the limit that a clean-up leaves, so that not every new entry needs a clean-up
-_PUBLISH_TRIES = 8  # in each of them another process may store the entry and delete it again
+_PUBLISH_TRIES = 8  # attempts to store an entry, as another process may store and delete it during each of them
 _EXISTS = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # errors of a rename to an entry that exists
 _DAMAGE = (OSError, ValueError, KeyError, TypeError)  # what reading a damaged entry raises
 _unwritable: set[Path] = set()  # folders for which a warning was logged
@@ -92,7 +92,7 @@ def load(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]] | None:
 
 
 def _read(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Read an entry, as `load` returns it. Raises one of `_DAMAGE` for a damaged one."""
+    """Read an entry, as `load` returns it. Raises one of `_DAMAGE` for a damaged entry."""
     record = json.loads((entry / _META).read_bytes())
     meta = record["meta"]
     files = {name: (entry / name).read_bytes() for name in record["sha256"]}
@@ -126,7 +126,7 @@ def building(entry: Path) -> Iterator[bool]:
     finally:
         if file is not None:
             with contextlib.suppress(OSError):
-                path.unlink()  # a process that waits for the lock gets it, and then finds the entry
+                path.unlink()  # safe while another process waits for the lock: it gets the lock, and finds the entry
             os.close(file)
 
 

@@ -36,8 +36,8 @@ _ENGINES: dict[str, tuple[Callable[[], Exchange], str, str]] = {
 def find_engine(exchange: Any, whole: bool, emulated: bool) -> Exchange:
     """The engine for a group on real or `emulated` GPUs. `whole` says that all ranks of the group are in this process.
 
-    `exchange` is the name of an engine, an object with the methods of `Exchange`, or None. None stands for "in_process"
-    if the group is whole, otherwise for "nccl" (not on emulated GPUs) or "mpi", whichever is installed, in this order.
+    `exchange` is the name of an engine, an object with the methods of `Exchange`, or None. None means "in_process" if
+    the group is whole, otherwise "nccl" (not on emulated GPUs) or "mpi", whichever is installed, in this order.
     Raises ArgumentError for any other value, and Unsupported if the package of the engine is not installed.
     """
     if exchange is None:

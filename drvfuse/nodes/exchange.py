@@ -95,14 +95,17 @@ class Exchange(Protocol):
         """
 
     def all_gather(self, parts: Sequence[Part]) -> None:
-        """See `Part`. `parts` has a part for every local rank with numbers to exchange, in local order."""
+        """Gather the nodes' float32 numbers at every rank, as `Part` describes. `parts` has an entry for each local
+        rank that has numbers to exchange, in the order of the local ranks."""
 
     def all_reduce(self, parts: Sequence[Part]) -> None:
-        """See `Part`. The engine adds in float32, in an order that it chooses; all ranks get equal bits."""
+        """Add the nodes' numbers at every rank, in float32, as `Part` describes. The engine chooses the order; all
+        ranks get equal bits."""
 
     def all_to_all(self, parts: Sequence[Pieces]) -> None:
-        """See `Pieces`. `parts` has an entry for every local rank, in local order. An engine may lack this method: then
-        its groups have `allreduce`, `allreduce_many` and `allreduce_rmsnorm_fp8`, and refuse the other collectives.
+        """Send bytes to other nodes and receive theirs, as `Pieces` describes. `parts` has an entry for each local
+        rank, in the order of the local ranks. An engine may lack this method: then its groups have `allreduce`,
+        `allreduce_many` and `allreduce_rmsnorm_fp8`, and refuse the other collectives.
         """
 
     def abort(self) -> None:
@@ -111,5 +114,5 @@ class Exchange(Protocol):
         """
 
     def close(self) -> None:
-        """Close the connections, also after `abort` and after an `open` that has raised. Idempotent. Graphs may still
-        hold work of the engine."""
+        """Close the connections, also after `abort` and after an `open` that has raised. Idempotent. Graphs that hold
+        work of the engine may still exist then, but are not launched any more."""

@@ -68,7 +68,8 @@ class InProcess:
             self._meet(rail, 1)
 
     def _meet(self, rail: Sequence[_Exchanged], which: int) -> None:
-        """Make later work of each stream wait for the work that is queued now on all streams of the parts."""
+        """Make later work on the stream of each part wait for the work that is queued now on the streams of all parts
+        of `rail`."""
         events = [self._events[part.member.rank][which] for part in rail]
         for event, part in zip(events, rail, strict=True):
             event.record(part.stream)
@@ -93,7 +94,7 @@ class InProcess:
                     part.member.device.driver.cuMemcpyHtoD(part.address, total.ctypes.data, total.nbytes)
 
     def abort(self) -> None:
-        """Nothing to do: copies between devices always end."""
+        """Do nothing, since copies between devices always end."""
 
     def close(self) -> None:
         for pair in self._events.values():
@@ -112,7 +113,7 @@ def _rails(parts: Sequence[_Exchanged]) -> list[list[_Exchanged]]:
 
 
 def _copy(to: Part, source: Part) -> None:
-    """Copy the numbers of the node of `source` to the same place in the memory of `to`."""
+    """Copy the numbers of `source`'s own node to the memory of `to`, to the same offset from the part's address."""
     offset = _FLOAT * source.count * source.member.node
     _copy_bytes(to, to.address + offset, source, source.address + offset, _FLOAT * source.count)
 

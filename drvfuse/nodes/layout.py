@@ -11,16 +11,17 @@ from ..plans.limits import MAX_RANKS
 
 ORDERS = ("fixed", "engine")
 FIXED_UP_TO = 4
-"""The largest number of nodes for which "fixed" is the default: by it each node receives the partial sums of all."""
+"""The largest number of nodes for which "fixed" is the default, as each node then receives the sums of all nodes."""
 MAX_NODES = 448
 """The most nodes of a group: a workspace has a word for each."""
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """`of[rank]` is the node of each rank. Nodes are numbered by their lowest rank, and have equally many ranks.
+    """The nodes of a group: `of[rank]` is the node of a rank. Nodes are numbered in the order of their lowest ranks,
+    and have equally many ranks. Made by `find_nodes`.
 
-    A rank's number *inside* counts the ranks of its node in their order. Made by `find_nodes`.
+    A rank's number inside its node is its position, from 0, among the ranks of the node.
     """
 
     of: tuple[int, ...]
@@ -73,17 +74,19 @@ def find_nodes(hosts: Sequence[Hashable], nodes: str | int = "auto") -> Nodes:
         found = Nodes(tuple(rank // (size // count) for rank in range(size)))
     if found.inside > MAX_RANKS:
         raise ArgumentError(
-            "nodes", f"{nodes!r}, so {counted(found.inside, 'rank')} form a node", f"so that at most {MAX_RANKS} do"
+            "nodes",
+            f"{nodes!r}, so {counted(found.inside, 'rank')} form a node",
+            f"such that at most {MAX_RANKS} ranks form a node",
         )
     if found.count > MAX_NODES:
         got = f"{nodes!r}, so there are {found.count} nodes"
-        raise ArgumentError("nodes", got, f"so that there are at most {MAX_NODES} nodes")
+        raise ArgumentError("nodes", got, f"such that there are at most {MAX_NODES} nodes")
     for node in range(found.count):
         first, *others = found.ranks(node)
         for rank in others:
             if hosts[rank] != hosts[first]:
                 where = f"ranks {first} on {hosts[first]!r} and {rank} on {hosts[rank]!r}"
-                raise ArgumentError("nodes", f"{nodes!r}, so {where} form a node", "so that a node lies on one host")
+                raise ArgumentError("nodes", f"{nodes!r}, so {where} form a node", "such that each node is on one host")
     return found
 
 

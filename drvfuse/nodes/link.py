@@ -66,13 +66,13 @@ class NodeLink:
         (self.engine.all_gather if self.order == "fixed" else self.engine.all_reduce)(parts)
 
     def _watch(self) -> None:
-        """Watch the exchange that is queued next, if the engine's work is watched."""
+        """Read the time-out of the exchange that is queued next, and start the watchdog if the engine needs one."""
         self.bound = config.get("spin_timeout")
         if self.engine.watched and self._watchdog is None:
             self._watchdog = _Watchdog(self)
 
     def require_all_to_all(self, op: str) -> None:
-        """Raise Unsupported where the engine cannot move the bytes of a call of `op`."""
+        """Raise Unsupported if the engine lacks the method that moves the bytes of a call of `op`."""
         if not hasattr(self.engine, "all_to_all"):
             raise Unsupported(
                 f"{op} over several nodes needs an engine with the method all_to_all "
@@ -93,8 +93,8 @@ class NodeLink:
         graph.before_launch(self._admit)
 
     def _admitting(self) -> Callable[[Stream], None]:
-        """A function that raises after the next `reset`. Until then it is the same object, so a graph keeps it only
-        once.
+        """A new check for `Graph.before_launch`, which raises after the next `reset`. All graphs that are captured
+        before that get the same function, so that a graph adds it only once.
         """
 
         def admit(stream: Stream) -> None:
@@ -107,8 +107,8 @@ class NodeLink:
         return admit
 
     def give_up(self, position: int, seconds: float) -> None:
-        """Called by the watchdog: abort the engine's work, so that the kernels that wait for it can run, and set
-        `failure`.
+        """Abort the engine's work, so that the kernels that wait for it can run, and set `failure`. Called by the
+        watchdog.
         """
         member = self.members[position]
         others = [rank for rank, of in enumerate(self.nodes.of) if of != member.node]

@@ -26,7 +26,8 @@ _abandoned: list[tuple[Any, PinnedBuffer | None]] = []
 
 
 class Mpi:
-    """The engine. It needs one rank of the group in each process, and all ranks in one MPI communicator, in any order.
+    """The engine on MPI. It needs one rank of the group in each process, and all ranks in one communicator, in any
+    order.
 
     A call waits for the stream, exchanges by MPI, and copies back, so it blocks the host and cannot be captured. One
     rank computes the sums of `all_reduce` and sends them to the others, since MPI guarantees equal bits in no other
@@ -117,15 +118,15 @@ class Mpi:
         part.stream.synchronize()
 
     def _compare_pieces(self, part: Pieces, sent: np.ndarray[Any, Any], received: np.ndarray[Any, Any]) -> None:
-        """Raise where a peer sends more or less than this rank receives from it: a message could be cut, or hang."""
-        told = np.empty_like(sent)
+        """Raise where a peer sends more or less than this rank receives from it: MPI could cut the message, or wait."""
+        theirs = np.empty_like(sent)
         kind = self._mpi.INT64_T
         with self._calls(part.member.rank):
-            self._wait(part, self._rail.Ialltoall([sent, kind], [told, kind]))
-        if (told != received).any():
-            pairs = zip(told, received, strict=True)
-            sizes = ", ".join(f"{theirs} on node {node} for {own} here" for node, (theirs, own) in enumerate(pairs))
-            raise ExchangeError(part.member.rank, self.name, f"differs in size between nodes: {sizes} (bytes)")
+            self._wait(part, self._rail.Ialltoall([sent, kind], [theirs, kind]))
+        if (theirs != received).any():
+            pairs = enumerate(zip(theirs, received, strict=True))
+            sizes = "; ".join(f"node {node} sends {nbytes} bytes for {own} expected" for node, (nbytes, own) in pairs)
+            raise ExchangeError(part.member.rank, self.name, f"differs in size between nodes: {sizes}")
 
     def _copy_pieces(self, part: Pieces, pieces: Sequence[Piece], host: np.ndarray[Any, Any], to_host: bool) -> None:
         """Queue the copies between `pieces` and the host memory in which they follow one another without gaps."""
@@ -158,8 +159,8 @@ class Mpi:
         with self._calls(part.member.rank):
             self._wait(part, self._rail.Iallgather(self._mpi.IN_PLACE, [counts, self._mpi.INT64_T]))
         if (counts != part.count).any():
-            sizes = ", ".join(f"{count} on node {node}" for node, count in enumerate(counts))
-            raise ExchangeError(part.member.rank, self.name, f"differs in size between nodes: {sizes} (float32)")
+            sizes = ", ".join(f"{count} float32 numbers on node {node}" for node, count in enumerate(counts))
+            raise ExchangeError(part.member.rank, self.name, f"differs in size between nodes: {sizes}")
 
     def _numbers(self, part: Part, places: int) -> np.ndarray[Any, Any]:
         """Pinned memory for `part.count` numbers of each of `places` nodes."""
@@ -194,7 +195,7 @@ class Mpi:
             time.sleep(_POLL_SECONDS)
 
     def abort(self) -> None:
-        """Nothing to do: no call outlasts its time-out."""
+        """Do nothing, since no call outlasts its time-out."""
 
     def close(self) -> None:
         """Do nothing: freeing the communicator would be collective, and a rank may have ended."""

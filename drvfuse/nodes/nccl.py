@@ -40,7 +40,7 @@ def _nvls() -> bool:
 
 
 def _refuse_multicast(nodes: Nodes, hosts: Sequence[str]) -> None:
-    """Raise Unsupported, on all ranks alike, if NCCL might make a multicast object. `hosts[i]` is that of rank i."""
+    """Raise Unsupported, on all ranks alike, if NCCL might make a multicast object. `hosts[i]` is rank i's host."""
     for place in range(nodes.inside):
         together = [hosts[nodes.ranks(node)[place]] for node in range(nodes.count)]
         names = [host.removesuffix(_MAY_MULTICAST) for host in together]
@@ -52,7 +52,7 @@ def _refuse_multicast(nodes: Nodes, hosts: Sequence[str]) -> None:
 
 
 class Nccl:
-    """See the module. It needs nccl4py, and an NCCL library that nccl4py can load."""
+    """The engine on NCCL. It needs nccl4py, and an NCCL library that nccl4py can load."""
 
     name = "NCCL"
     watched = True
@@ -78,7 +78,7 @@ class Nccl:
         with self._calls(members):
             own = [bytes(nccl.get_unique_id()) if member.node == 0 else b"" for member in members]
         where = f"{host_identity()}{_MAY_MULTICAST if _nvls() else ''}\n".encode()
-        found = [told.split(b"\n", 1) for told in gather([where + identity for identity in own])]
+        found = [answer.split(b"\n", 1) for answer in gather([where + identity for identity in own])]
         _refuse_multicast(nodes, [host.decode() for host, _ in found])
         ids = [identity for _, identity in found]
         with self._calls(members):
@@ -193,6 +193,7 @@ class Nccl:
                 self._nccl.comm_abort(self._communicators.popitem()[1])
 
     def close(self) -> None:
-        """Abort the communicators: nothing is queued, and unlike ncclCommDestroy an abort waits for no rank."""
+        """Abort the communicators, which have no queued work then. An abort, unlike ncclCommDestroy, does not wait for
+        other ranks."""
         with self._lock:
             self._abandon()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How scales are gathered in a layout in which rows do not stay whole: their places in the result, and chunks."""
+"""How scales are gathered in the layouts "column" and "tiles", where a row's scales are not contiguous: offsets and
+chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from .limits import ceil_div
 from .quantisation import Quantisation
 
 _TILE_ROWS = 128
-_MOST_ROWS = 2**29 - 4  # the most rows: kernels count the bytes of a column in 32 bits
+_MOST_ROWS = 2**29 - 4  # the largest number of rows: kernels count the bytes of a column in 32 bits
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Arrangement:
     """Scales that are gathered in the layout "column" or "tiles" of a `Quantisation`.
 
     A scale has `itemsize` bytes and a row `groups` scales. There are `total` rows, of which rank i sends the scales of
-    `rows[i]`, beginning with row `first[i]`. These scales lie as in an array of their own, padding included, and the
-    receiving rank stores each scale in its place.
+    `rows[i]`, beginning with row `first[i]`. A rank's scales have the layout of an array of only these rows, padding
+    included. The receiving rank stores each scale where it belongs among all rows.
     """
 
     layout: str
@@ -57,7 +58,7 @@ class Arrangement:
         return self.layout == "tiles"
 
     def column_bytes(self, rows: int) -> int:
-        """The bytes of a column of the scales of `rows` rows, padded to a multiple of four rows."""
+        """The bytes of one column of scales of `rows` rows, padded to a multiple of four rows."""
         return ceil_div(rows, 4) * 4 * self.itemsize
 
     @property
@@ -75,7 +76,7 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class ScalesChunk:
-    """A part of every rank's scales, of whole columns or of tiles of whole rows, with its own `arrangement`.
+    """A part of every rank's scales, with its own `arrangement`: whole columns, or the tiles of some rows.
 
     Rank i sends `nbytes[i]` bytes, which begin `sources[i]` bytes after the beginning of its scales. They are
     rearranged into the scales of all rows, from byte `target` on.
@@ -91,14 +92,15 @@ class ScalesChunk:
 
     @property
     def slot_bytes(self) -> int:
-        """The bytes of memory that hold the chunk of any rank: a multiple of 16."""
+        """The bytes that a slot needs to hold any rank's part of the chunk: a multiple of 16."""
         return ceil_div(max(self.nbytes), PACK_BYTES) * PACK_BYTES
 
 
 def chunks_of_scales(whole: Arrangement, payload_bytes: int, slots: int) -> list[ScalesChunk]:
-    """All scales, in as few chunks as possible. A payload has `slots` slots, each for one rank's bytes of a chunk.
+    """All scales, divided into as few chunks as possible. A payload has `slots` slots, each for one rank's part of a
+    chunk.
 
-    Raises ArgumentError for a payload that cannot hold a column, or the tiles of 128 rows, of `slots` ranks.
+    Raises ArgumentError if a slot cannot hold one column of scales or, in the layout "tiles", the tiles of 128 rows.
     """
     most = max(whole.rows)
     unit_bytes = whole.tiles_bytes if whole.tiles else whole.column_bytes(most)

@@ -15,13 +15,13 @@ from .scratch import SUMS_AT
 MAX_COLUMNS = 32768  # the largest number of columns that the kernels take
 MAX_GRADIENTS = 3  # the largest number of arrays whose sum is the gradient
 DW_SEGMENTS = 132  # the largest number of segments of rows
-FEW_ROWS, FEW_ELEMENTS = (
-    512,
-    1 << 21,
-)  # the largest numbers of rows and of elements of cu/coat/fp8_rmsnorm_backward_few.cu
-_SLICE = 32  # columns of a slice in cu/coat/fp8_rmsnorm_backward_few.cu, whose blocks divide the slices
+# The largest numbers of rows and of elements for which cu/coat/fp8_rmsnorm_backward_few.cu is used.
+FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21
+_SLICE = 32  # columns of a slice in cu/coat/fp8_rmsnorm_backward_few.cu; the slices are distributed over its blocks
 _MAX_RING = 8  # the largest number of rows that a team loads ahead
-_LONG = 12  # rows per team from which on two rows are loaded ahead, and dx of the last two is stored after the sums
+# With at least so many rows per team, a team loads two rows ahead, and RMSNorm's kernel stores dx of the last two rows
+# of a segment after the segment's sums.
+_LONG = 12
 _RING_CAPABILITY = (9, 0)  # the least compute capability with bulk copies
 
 
@@ -33,22 +33,23 @@ def workspace_bytes(columns: int) -> int:
 
 
 def few_rows(rows: int, columns: int) -> bool:
-    """Whether the kernel of few rows serves this shape. Its blocks read x twice and exchange no sums."""
+    """Whether cu/coat/fp8_rmsnorm_backward_few.cu serves this shape. The blocks of that kernel read x twice and
+    exchange no sums."""
     return rows <= FEW_ROWS and rows * columns <= FEW_ELEMENTS
 
 
 class BackwardShape(NamedTuple):
-    """How a kernel divides its work. All fields but `few` determine the order of sums, which the kernels' files
-    state."""
+    """How a backward kernel divides its work. All fields except `few` decide the order of its sums (see the kernels'
+    files)."""
 
     packs: int
-    """Packs of 8 columns of a row that a thread has."""
+    """Packs of a row, of 8 columns each, that a thread has."""
     team_warps: int
     """Warps of a team, which works on one row at a time."""
     teams: int
     """Teams of a block; 1 if `few`."""
     segments: int
-    """Segments of rows; if `few`, quartets of threads in a block."""
+    """Segments of rows; if `few`, the quartets of a block: groups of four threads with the same rows."""
     strands: int
     """Parts of the sum over the segments or quartets, which different threads add; if `few`, one for each warp."""
     few: bool
@@ -63,7 +64,7 @@ class BackwardShape(NamedTuple):
             packs = max(4, packs)
         team_warps = -(-row_packs // (32 * packs))
         if few:
-            # Warps of a block, at most; a block with more takes longer to start.
+            # The maximum number of warps of a block. A block with more warps takes longer to start.
             most = 4 if rows <= DW_SEGMENTS else 12 if rows <= 2 * DW_SEGMENTS else 16
             warps = team_warps * max(1, most // team_warps)
             return cls(packs, team_warps, 1, min(rows, 8 * warps), warps, True)
@@ -84,21 +85,22 @@ class BackwardShape(NamedTuple):
         return 32 * self.team_warps * self.block_teams
 
     def team_rows(self, rows: int) -> int:
-        """The largest number of rows of one segment that a team has."""
+        """The largest number of rows that one team, which works on a row at a time, takes from a segment of rows."""
         return -(-rows // (self.segments * self.block_teams))
 
     def ring_slots(self, rows: int, slot: int, room: int) -> int:
         """The number of rows that each team loads ahead, 0 or 2 to 8. `slot` is the number of bytes of shared memory
         that one row for each team takes, and `room` the number that is available."""
-        # Two rows ahead keep memory busy. A block with few rows gains from more, up to half of its rows. With more than
-        # that some multiprocessors get ahead of others, and the launch ends with the slowest. (Measured on an H200.)
+        # Two rows that are loaded ahead keep memory busy. If a block has few rows, loading more of them ahead helps, up
+        # to half of the block's rows. Beyond that, some multiprocessors finish before others, and the launch lasts as
+        # long as the slowest. (Measured on an H200.)
         team_rows = self.team_rows(rows)
         wanted = 2 if team_rows >= _LONG else min(team_rows // 2 + 1, (128 << 10) // slot)
         slots = min(max(wanted, 2), room // slot, _MAX_RING)
         return slots if slots >= 2 else 0
 
     def shares(self, rows: int) -> tuple[int, int]:
-        """(Rows of a segment, the number of segments that have one row more.)"""
+        """(The number of rows of a segment, the number of segments that have one row more.)"""
         segments = max(self.segments, 1)
         return (rows if self.few else rows // segments), rows % segments
 

@@ -15,24 +15,24 @@ from .scratch import MAX_WORD_BLOCKS, MAX_WORD_ROWS, MAX_WORD_SUMS
 
 MAX_COLUMNS = 1 << 18  # the largest number of columns that the kernels take
 _SEGMENT = 512  # columns of a segment: what a warp reads at once
-_SUMS_BYTES = 16384  # the most bytes of shared memory for the sums of a chunk of rows
+_SUMS_BYTES = 16384  # the largest number of bytes of shared memory for the sums of a chunk of rows
 _MEETINGS_BYTES = 32  # the size of `struct Meetings` of cu/coat/forward_meeting.cuh
 _ONE_BLOCK_ELEMENTS = 8192  # the largest number of elements for which `FewRows` has a single block
-# Rows per multiprocessor up to which `FewRows` is quicker than `ManyRows`: where blocks of `ManyRows` can share rows,
-# and where they cannot.
+# The largest numbers of rows per multiprocessor for which `FewRows` is quicker than `ManyRows`: if blocks of `ManyRows`
+# can share rows, and if they cannot.
 _FEW_ROWS, _FEW_UNSHARED_ROWS = 8, 20
-_LAYER_ROWS = 512  # with fewer rows the three grid barriers of the faster LayerNorm kernels cost more than they gain
-_EXCHANGE_ROWS = 16  # the exchange of a team's sums takes as long as this number of rows of a segment
+_LAYER_ROWS = 512  # with fewer rows, LayerNorm kernels with three grid barriers are slower than one with fewer
+_EXCHANGE_ROWS = 16  # an exchange of sums between blocks takes as long as this number of rows of 512 columns
 _CLUSTER_CAPABILITY = (9, 0)  # the least compute capability with clusters
 _PORTABLE_CLUSTER = 8  # the number of blocks of a cluster that every device with clusters can run
 _HELD_ROWS = 16  # the largest number of rows of `HeldRows`
 _HELD_WARPS = 32  # the largest number of warps of `HeldRows`, over the blocks of the cluster
 _BLOCK_WARPS = 8  # the largest number of warps of `HeldRows` for which one block suffices
-_SHARED_SUMS = 1 << 14  # the largest number of rows times segments for which blocks of `ManyRows` share rows
-# The most bytes of shared memory of a block that reads x again. With more, the L1 cache would be smaller and reading
-# again slower: by 5 % on an H200 for 67 million elements.
+_SHARED_SUMS = 1 << 14  # the largest product rows * segments for which blocks of `ManyRows` share rows
+# The largest shared memory, in bytes, of a block that reads x again. With more of it the L1 cache would be smaller, and
+# reading x again slower: by 5 % on an H200 for 67 million elements.
 _REREADING_BYTES = 195 << 10
-_STRIP_WORDS = 16  # the distance of the words of two strips, in words, as in cu/coat/fp8_norm_forward_tiles.cu
+_STRIP_WORDS = 16  # the number of words from one strip's word to the next strip's (cu/coat/forward_strips.cuh)
 
 
 def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows | HeldTiles | FewRows | ManyRows:
@@ -52,7 +52,7 @@ def forward_plan(limits: Limits, rows: int, columns: int, QB: int) -> HeldRows |
 
 def layernorm_plan(limits: Limits, rows: int, columns: int, QB: int, affine: bool) -> HeldTiles | ManyRows | None:
     """The quickest plan of LayerNorm's forward, with w and b if `affine`. None where cu/coat/fp8_layernorm_forward.cu
-    is quicker, a kernel with fewer grid barriers that reads x twice.
+    is quicker: that kernel reads x twice, but has fewer grid barriers.
     """
     if rows < _LAYER_ROWS:
         return None
@@ -88,7 +88,7 @@ class HeldRows(_Plan):
     registers.
 
     It is for 1 to 16 rows, of up to 16384 elements for one block and 65536 for a cluster. x is read once, and no
-    workspace is used. A warp has 4 rows of a segment, or the only row.
+    workspace is used. A warp holds a segment, 512 columns, of 4 rows, or of the row if x has only one.
     """
 
     kernel = "fp8_rmsnorm_forward_few"
@@ -105,7 +105,7 @@ class HeldRows(_Plan):
 
     @staticmethod
     def _rows(rows: int) -> tuple[int, int]:
-        """(Rows of a warp, rows of a block); the last ones may lie beyond the tensor's last row."""
+        """(Rows of a warp, rows of a block). The block's last rows may lie beyond the tensor's last row."""
         return (1, 1) if rows == 1 else (4, ceil_div(rows, 4) * 4)
 
     @classmethod
@@ -135,7 +135,8 @@ class HeldTiles(_Plan):
     """The plan of cu/coat/fp8_norm_forward_tiles.cu: the registers of one grid hold x, up to some thousand rows. x is
     read once.
 
-    A block has `block_rows` rows of a segment, or of one of `split` parts of a segment, and waits for all other blocks.
+    A block holds `block_rows` rows of a segment of 512 columns, or of one of the `split` parts of such a segment. It
+    waits for all other blocks.
     """
 
     kernel = "fp8_norm_forward_tiles"
@@ -183,7 +184,7 @@ class HeldTiles(_Plan):
             0 < self.resident * self.threads <= 512
             and self.grid <= MAX_WORD_BLOCKS
             and self.strips * _STRIP_WORDS <= MAX_WORD_ROWS
-            and 4 * self.strips * self.pairs <= MAX_WORD_SUMS  # LayerNorm exchanges sums twice
+            and 4 * self.strips * self.pairs <= MAX_WORD_SUMS  # two words per sum, and LayerNorm exchanges sums twice
         )
 
     def defines(self, aligned: bool) -> Defines:
@@ -204,7 +205,7 @@ class FewRows(_Plan):
         self.part_columns = columns
         self.block_rows = 1 if rows <= multiprocessors else 2 if rows <= 2 * multiprocessors else 4
         lanes = next(n for n in (1, 2, 4, 8) if n == 8 or 4 * n >= rows)
-        # The first choice, with the smallest tiles, in which no warp has more than `most` tiles.
+        # Take the first choice in which no warp has more than `most` tiles. The choices begin with the smallest tiles.
         for self.warps, shape, most in (
             (16 if rows <= 2 else 8, (4, 4, lanes), 1 if rows >= 64 else inf),
             (8, (8, 4, 4), 1),
@@ -251,7 +252,9 @@ class ManyRows(_Plan):
         shared = rows * segments <= _SHARED_SUMS and not affine
         widest = min(segments, limits.sm_count, MAX_WORD_BLOCKS) if shared else 1
         self._share_out(limits, rows, columns, QB, widest)
-        if self.parts > 1 and not self.known:  # the blocks of a team would write and read rstd of the same rows
+        # If rstd does not fit into shared memory (`known`), the blocks of a team would write and read rstd of the same
+        # rows. So a team has one block then.
+        if self.parts > 1 and not self.known:
             self._share_out(limits, rows, columns, QB, 1)
 
     def _share_out(self, limits: Limits, rows: int, columns: int, QB: int, widest: int) -> None:
@@ -299,7 +302,6 @@ def _tile_defines(plan: HeldRows | HeldTiles | FewRows | ManyRows, batch: int, a
 
 
 def _busiest(rows: int, segments: int, multiprocessors: int, size: int, parts: int) -> int:
-    """The largest number of rows times segments of a block, where teams of `parts` blocks take groups of `size`
-    rows."""
+    """The work of the busiest block, as rows * segments, if teams of `parts` blocks take groups of `size` rows."""
     groups = ceil_div(ceil_div(rows, size), max(1, multiprocessors // parts))
     return groups * size * ceil_div(segments, parts)

@@ -14,9 +14,9 @@ from .scratch import MAX_GRID
 
 MAX_COLUMNS = 32768  # the largest number of columns that the kernels take
 _SEGMENT = 512  # columns of a segment: what a warp holds with one pack per lane
-_LARGE = 4 << 20  # elements of x from which on LayerNorm's tiles are large
-_TILE_BYTES = 8192  # bytes of x in one tile of the division
-_DIVISION_WARPS = 16  # warps of the division per multiprocessor
+_LARGE = 4 << 20  # the smallest number of elements of x for which LayerNorm uses large tiles
+_TILE_BYTES = 8192  # bytes of x in one tile of cu/coat/fp8_division.cu
+_DIVISION_WARPS = 16  # warps per multiprocessor of cu/coat/fp8_division.cu
 
 
 class RowPlan(NamedTuple):
@@ -34,7 +34,8 @@ class RowPlan(NamedTuple):
         """
         segments = ceil_div(columns, _SEGMENT)
         packs = 1 if rows <= 4 * limits.sm_count else min(packs, segments)
-        while ceil_div(segments, packs) > (16 if packs <= 2 else 11):  # more packs per thread need more registers
+        # A team has at most 16 warps, or 11 with more than 2 packs per thread, since these need more registers.
+        while ceil_div(segments, packs) > (16 if packs <= 2 else 11):
             packs *= 2
         team_warps = ceil_div(segments, packs)
         teams = 1 if rows <= limits.sm_count or packs > 2 else max(1, 16 // team_warps)
@@ -74,11 +75,11 @@ class LayerNormTiles(NamedTuple):
 
 
 class Division:
-    """The plan of cu/coat/fp8_division.cu. A tile has 32 rows and 8 KiB of x, and a lane has `tile_rows` rows of 8
-    columns of it.
+    """The plan of cu/coat/fp8_division.cu. A tile of x has 32 rows and 8 KiB. Each lane of a warp has a part of the
+    tile: `tile_rows` rows of 8 columns.
 
-    If the kernel finds the scale, and the registers of all warps do not hold the tensor, each warp also keeps a tile in
-    shared memory until the maximum is known.
+    If the kernel computes the scale, and the tensor does not fit in the registers of all warps, each warp also keeps a
+    tile in shared memory until the maximum is known.
     """
 
     warps = 8

@@ -13,10 +13,11 @@ from ..errors import ArgumentError
 from .limits import ceil_div
 
 PACK_BYTES = 16
-MAX_BLOCKS = 256  # blocks for which a workspace has flags
+MAX_BLOCKS = 256  # the number of blocks for which a workspace has flags
 MAX_THREADS = 512
 MAX_COLUMNS = 16384
-MAX_ROWS = 2**30  # the most rows: kernels number them, and the last round's rows beyond the tensor, by int
+# The largest number of rows. Kernels number rows by int, also the rows after the tensor's end in the last round.
+MAX_ROWS = 2**30
 _MAX_PAYLOAD = 2**32 - 1  # the largest payload in bytes: the fused kernels' offsets have 32 bits
 
 
@@ -63,7 +64,8 @@ class Work:
         return row_packs * (pack + (PACK_BYTES if self.normed else 0))
 
     def scale_bytes(self, columns: int) -> int:
-        """The most bytes that a row's scales take when its owner stores them for other ranks: one word per scale."""
+        """The largest number of bytes that a row's scales take where its owner stores them for other ranks: a word per
+        scale."""
         return 4 * (columns // self.group if self.group else 1)
 
     def sent_scale_bytes(self, columns: int) -> int:
@@ -151,14 +153,14 @@ def rmsnorm_chunk(work: Work, rows: int, columns: int, payload_bytes: int) -> in
 
 
 def result_bytes(row_bytes: int) -> int:
-    """The most bytes that the results of a row (`row_bytes`) and its scale take in a chunk, where both are rounded up
-    to 16 bytes.
+    """The largest number of bytes that the results of a row (`row_bytes`) and its scale take in a payload, where both
+    are rounded up to 16 bytes.
     """
     return row_bytes // 16 * 16 + 32
 
 
 def left_bytes(work: Work, columns: int) -> int:
-    """The most bytes of a row that its owner stores in a chunk for the other ranks to read."""
+    """The largest number of bytes that an owner stores in its payload for one row, for the other ranks to read."""
     sent = work.sent_bytes(ceil_div(columns, work.width))
     return sent if work.residual else result_bytes(sent) + (work.scale_bytes(columns) if work.group else 0)
 
@@ -190,9 +192,9 @@ def chunk_of(wanted: int, each: int, payload_bytes: int, what: str) -> int:
 
 
 def naive_slot(payload_bytes: int, ranks: int, unit: int) -> int:
-    """The most bytes of each rank's input in a chunk of a naive call, a multiple of `unit`.
+    """The largest number of bytes of a rank's input that a chunk of algorithm "naive" takes, a multiple of `unit`.
 
-    The payload has a slot of this size for every other rank, which begins at a multiple of 16 bytes. Raises
+    The payload has one slot of this size for each other rank. Slots begin at multiples of 16 bytes. Raises
     ArgumentError if a slot has no room for one unit.
     """
     available = payload_bytes // max(ranks - 1, 1) // 16 * 16
@@ -221,7 +223,8 @@ def barriers(work: Work, items: int, chunk: int) -> int:
 
 
 def trace_counts(work: Work, shape: LaunchShape, items: int, chunk: int) -> tuple[int, int]:
-    """(Most phases, barriers) that a traced block records for `items` elements (all-reduce) or rows (fused)."""
+    """(The largest number of phases, the number of barriers) that a traced block records for `items` elements
+    (all-reduce) or rows (fused)."""
     rounds, chunks = barriers(work, items, chunk), 1
     if work.algo == "two_stage":
         items = ceil_div(items if work.op != "allreduce" else ceil_div(items, work.width), work.ranks)
@@ -237,8 +240,8 @@ def trace_counts(work: Work, shape: LaunchShape, items: int, chunk: int) -> tupl
 
 
 def _allreduce_phases(work: Work, shape: LaunchShape, packs: int) -> int:
-    """The number of phases of a block in a chunk in which the rank reduces `packs` packs: one load for several packs,
-    and a sum and a store for each pack.
+    """The number of phases that a traced block records in one chunk, if its rank reduces `packs` packs there: one load
+    for several packs, and a sum and a store for each pack.
     """
     each = ceil_div(packs, shape.blocks * shape.threads)
     loads = each // shape.packs + (shape.packs - 1 if each >= shape.packs else each)
@@ -246,8 +249,8 @@ def _allreduce_phases(work: Work, shape: LaunchShape, packs: int) -> int:
 
 
 def _rmsnorm_phases(work: Work, shape: LaunchShape, rows: int) -> int:
-    """The number of phases of a block in a chunk in which the rank reduces `rows` rows: the sum, norm and store of each
-    row."""
+    """The number of phases that a traced block records in one chunk, if its rank reduces `rows` rows there: the sum,
+    norm and store of each row."""
     each = ceil_div(rows, shape.blocks)
     if work.algo == "two_stage" and work.residual:  # the sum of each row, then the phases of the rows of all ranks
         return each * (1 + 3 * work.ranks)

@@ -17,13 +17,16 @@ SCALE_GROUP = 128  # columns of the weight that share a group scale
 ACT_SCALE_GROUPS = (128, 64)  # the possible numbers of columns of act that share a group scale
 GROUP_BYTES = PACK_BYTES * GROUP
 PRODUCT_WARPS = 16  # the maximum number of warps that multiply
-TEAM_WARPS = 8  # the maximum number of warps that share a copied row: two teams hide each other's latencies
+# The maximum number of warps that share a copied row. It is half of PRODUCT_WARPS, so that a block has room for two
+# teams, which hide each other's latencies.
+TEAM_WARPS = 8
 RESIDENT = 32  # the maximum number of values of act that a lane keeps in registers
 NORM_WARPS = 8  # the maximum number of warps that compute norms, over all rows of act
 ROUND_COLUMNS = 4096  # the maximum number of normed columns that the last block waits for in one round
 STAGES = 4  # the maximum number of stages in flight
 
-# The least bytes and rows for which copies are faster than loads, and the sizes of copies and loads (timed on an H200).
+# The least bytes and rows for which copies to shared memory are faster than loads, and the sizes of both. Timed on an
+# H200.
 COPIED_ROW_BYTES, COPIED_ROWS = 7 << 10, 8
 MANY_COPIED_ROW_BYTES = 4 << 10  # the least bytes with several rows of act, whose products need many registers
 COPIED_STAGE_BYTES, COPIED_SUM_WARPS = 16 << 10, 2
@@ -81,7 +84,7 @@ class Shape:
         return _power_of_two(NORM_WARPS // m)
 
     def norm_batch(self, m: int, n_normed: int) -> int:
-        """The number of packs of four normed columns that a lane waits for in one round."""
+        """The number of packs, of four normed columns each, that a lane waits for in one round."""
         return next((batch for batch in (1, 2) if self._norm_columns(m, batch) >= n_normed), 4)
 
     def norm_held(self, m: int, n_normed: int) -> bool:
@@ -107,7 +110,8 @@ class Shape:
         packs = choices[0] if choices else 4
         warps_a_row = min(PRODUCT_WARPS, -(-groups // packs))
         chunks = -(-groups // (packs * warps_a_row))
-        # In all other cases a stage has pairs of rows, which share the values of act that are loaded.
+        # A stage may have a single row if lanes keep act in registers. Otherwise it has pairs of rows, which share
+        # loads of act.
         least = 1 if m == 1 and chunks == 1 and packs * width <= RESIDENT else 2
         row_bytes = warps_a_row * packs * GROUP_BYTES
         step = COPIED_STAGE_BYTES // row_bytes if copied else LOADED_PACKS // packs

@@ -11,7 +11,8 @@ MAX_RANKS = 8
 
 @dataclass(frozen=True)
 class Limits:
-    """A device's number of multiprocessors, the most bytes of shared memory per block, and the compute capability."""
+    """A device's number of multiprocessors, largest number of bytes of shared memory per block, and compute
+    capability."""
 
     sm_count: int
     shared_bytes: int

@@ -21,7 +21,7 @@ from .traffic import Traffic
 from .tuning import Costs
 
 PUSH = ("push", "relay")
-_BLOCKS_OF_OWN = 8  # every eighth block copies bytes that stay on their rank, in grids of eight or more (move.cu)
+_BLOCKS_OF_OWN = 8  # in grids of eight blocks or more, every eighth copies bytes that stay on their rank (move.cu)
 _KEY_BYTES = 4  # bytes of the key of a warp's packs (cu/collectives/move_push.cu)
 
 
@@ -80,8 +80,9 @@ def all_to_all(splits: Sequence[Sequence[int]], row_bytes: int) -> Moves:
 
 @dataclass(frozen=True)
 class MoveWork:
-    """The tables of a call. `same`: a rank's bytes are the same for all ranks, itself included. `root` is the root of a
-    broadcast. `arrangement` is that of scales in the layout "column" or "tiles"."""
+    """What a call moves: a table of moves for its rows, and another one for scales, if there are any. `same`: a rank's
+    bytes are the same for all ranks, itself included. `root` is the root of a broadcast. `arrangement` describes scales
+    in the layout "column" or "tiles"."""
 
     tables: tuple[Moves, ...]
     same: bool
@@ -99,7 +100,7 @@ class MoveWork:
 
     def aligned(self, algo: str) -> bool:
         """Whether every move to another rank begins at a multiple of 16 bytes where `algo` accesses the memory of a
-        peer: in its output by "put", in its input by "pull"."""
+        peer: in the peer's output with "put", in the peer's input with "pull"."""
         far = [
             move.target if algo == "put" else move.source
             for table in self.tables
@@ -111,12 +112,12 @@ class MoveWork:
 
     @property
     def most(self) -> int:
-        """The most packs that one rank sends to another."""
+        """The largest number of packs that one rank sends to another."""
         return max((self._packs(i, j) for i in range(self.ranks) for j in range(self.ranks) if i != j), default=0)
 
     @property
     def most_own(self) -> int:
-        """The most packs that stay on their rank."""
+        """The largest number of packs that stay on one rank."""
         return max(self._packs(i, i) for i in range(self.ranks))
 
     @property
@@ -126,7 +127,7 @@ class MoveWork:
 
     @property
     def busiest(self) -> int:
-        """The bytes on the busiest link: the most that a rank sends to the others, or receives from them."""
+        """The bytes on the busiest link: the largest number that a rank sends to the others, or receives from them."""
         return max(max(self.sent(i), self.received(i)) for i in range(self.ranks))
 
     def sent(self, rank: int) -> int:
@@ -149,7 +150,7 @@ def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
     threads = threads_of_unit(most)
     peers = work.ranks - 1
     per_unit = peers * (threads * PACK_BYTES + threads // 32 * _KEY_BYTES)
-    units = max(1, ceil_div(work.most, threads))  # every rank must receive from all others
+    units = max(1, ceil_div(work.most, threads))  # at least one, as every rank must receive words from all others
     of_round, rounds = rounds_of(units, 1, per_unit, workspace_bytes)
     beside = of_round * rounds * threads if peers else 0  # packs that stay and are copied with the packs that are sent
     rest = max(0, work.most_own - beside)
@@ -168,8 +169,8 @@ def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
 
 
 def packs_in_flight(staged: bool, arranged: bool) -> int:
-    """The number of packs that a thread has in flight with "put" and "pull"; it leaves registers for rearranging
-    scales."""
+    """The number of packs that a thread has in flight with "put" and "pull". Kernels that also rearrange staged scales
+    need registers for that, so they have fewer."""
     return 4 if staged and arranged else 8
 
 
@@ -182,7 +183,8 @@ def barrier_shape(work: MoveWork, max_blocks: int, staged: bool) -> LaunchShape:
 
 
 def staged_chunk(work: MoveWork, algo: str, payload_bytes: int) -> int:
-    """The number of packs of each move that are staged at a time: all, or as many as half of the payload holds."""
+    """The number of packs of each move that are staged at a time: all packs, or as many as half of the payload
+    holds."""
     slots = 1 if work.same and algo == "pull" else max(1, work.ranks - 1)
     return chunk_of(max(1, work.most), 2 * slots * PACK_BYTES, payload_bytes, "16-byte pack for every rank")
 
@@ -193,7 +195,7 @@ def barriers(work: MoveWork, chunk: int) -> int:
 
 
 def trace_counts(work: MoveWork, shape: LaunchShape, chunk: int) -> tuple[int, int]:
-    """(Most phases, barriers) that a traced block records."""
+    """(The largest number of phases, the number of barriers) that a traced block records."""
     rounds = barriers(work, chunk)
 
     def copying(packs: int, blocks: int) -> int:
@@ -220,7 +222,7 @@ def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
     once = sum(table[i][i - 1].nbytes for table in work.tables for i in range(work.ranks) if work.ranks > 1)
     if algo == "push" and work.same and work.ranks > 1:  # bytes are read once, for all peers and the rank's own output
         return Traffic(own + once + 3 * remote, remote)
-    if algo in PUSH:  # bytes are read; on the other device polled, cleared and written
+    if algo in PUSH:  # the sender reads bytes; the receiver polls, clears and writes them
         return Traffic(2 * own + (once if work.same else remote) + 3 * remote, remote)
     if staged and algo == "pull" and work.same:  # one copy serves all peers
         return Traffic(2 * own + 2 * once + remote, remote)
@@ -228,8 +230,8 @@ def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
 
 
 def algorithm(costs: Costs, work: MoveWork, behind_barriers: str, staged: bool) -> str:
-    """The algorithm that "auto" selects: "push", for a broadcast to several ranks also "relay", or
-    `behind_barriers`.
+    """The algorithm that "auto" selects: "push", the algorithm with barriers that is named by `behind_barriers`, or,
+    for a broadcast over three ranks or more, "relay".
     """
     nbytes = work.busiest
     times = {"push": costs.move_push.microseconds(nbytes)}

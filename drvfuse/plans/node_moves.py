@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How bytes are moved between the ranks of a group over several nodes: in steps inside the nodes and between them.
 
-In a step inside the nodes a kernel moves bytes between any ranks of a node. In a step between nodes the engine moves
-bytes, only between ranks that have the same number inside their nodes (peers). So bytes for a rank with another number
-on another node take a step of each kind. No byte crosses twice between two nodes, and every rank sends about as many
-bytes as the others.
+In a step inside the nodes a kernel moves bytes between any ranks of a node. In a step between nodes the exchange engine
+moves bytes, only between ranks that have the same index inside their nodes. So bytes for a rank that has another index,
+on another node, take a step of each kind. No byte is sent twice between the same two nodes, and all ranks send about
+equally many bytes.
 
 Steps are tables over all ranks of the group, and the same on all ranks: each rank does its own part of every step.
 """
@@ -34,12 +34,13 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class Inside:
-    """A step inside the nodes, by one kernel per rank: a table of moves over all ranks for each part of the call. The
-    last parts may be left out if they have no bytes in this step.
+    """A step inside the nodes, by one kernel per rank: for each part of the call (rows, scales) a table of moves over
+    all ranks. Tables without bytes may be left out at the end.
 
-    `same`: a rank's bytes are the same for all ranks of its node, itself included. `root`: in a broadcast inside nodes,
-    the number of the rank that has the bytes. With `arrangement` the bytes of the last part are scales, which are
-    rearranged after the first `begin` bytes of the outputs; if they come from payloads, no other part has bytes.
+    `same`: a rank's bytes are the same for all ranks of its node, itself included. `root`: in a broadcast, the index
+    inside its node of the rank that has the bytes. With `arrangement` the last part consists of scales, which are
+    rearranged and stored after the first `begin` bytes of the outputs. If the scales come from payloads, no other part
+    has bytes.
     """
 
     tables: tuple[Moves, ...]
@@ -78,11 +79,11 @@ class NodeRanks:
         self.count, self.inside = len(self.nodes), len(self.nodes[0])
 
     def place(self, rank: int) -> int:
-        """The number of a rank inside its node."""
+        """The index of a rank inside its node."""
         return self.nodes[self.of[rank]].index(rank)
 
     def peer(self, rank: int, step: int) -> int:
-        """The rank with the same number on the node that is `step` nodes further on."""
+        """The rank with the same index on the node that is `step` nodes further on."""
         return self.nodes[(self.of[rank] + step) % self.count][self.place(rank)]
 
     def table(self, moves: dict[tuple[int, int], Move]) -> Moves:
@@ -102,10 +103,11 @@ class NodeRanks:
 def all_gather(
     tables: Sequence[Moves], ranks: NodeRanks, arrangement: Arrangement | None = None, payload_bytes: int = 0
 ) -> list[Step]:
-    """The steps of an all-gather with the moves `tables`. Each rank sends its input to its peers of other nodes. Inside
-    every node the ranks send their own inputs to one another and then, node by node, the bytes that they have received.
+    """The steps of an all-gather with the moves `tables`. Each rank sends its input to the ranks with the same index on
+    other nodes. Inside every node the ranks send their own inputs to one another and then, node by node, the bytes that
+    they have received.
 
-    With `arrangement` the last table is that of scales which do not stay together in an output. Those of other nodes
+    With `arrangement` the last table is that of scales, which are rearranged in the outputs. Scales from other nodes
     are received in payloads, in chunks that fit into `payload_bytes`, and rearranged from there.
     """
 
@@ -141,8 +143,9 @@ def all_gather(
 
 
 def _scales_of_other_nodes(part: int, arrangement: Arrangement, ranks: NodeRanks, payload_bytes: int) -> list[Step]:
-    """The steps of part `part`, chunk by chunk: an exchange, and for each other node a step inside the nodes. The
-    scales from the node that is `step` nodes further on lie in slot `step` - 1 of a payload."""
+    """The steps that gather the scales (part `part` of the call) of other nodes. For each chunk there is a step between
+    the nodes, and then one step inside the nodes for each other node's scales. Slot `step` - 1 of a payload holds those
+    from the node that is `step` nodes further on."""
     steps: list[Step] = []
     for chunk in chunks_of_scales(arrangement, payload_bytes, ranks.count - 1):
         crossings, inside = [], []
@@ -164,8 +167,9 @@ def _scales_of_other_nodes(part: int, arrangement: Arrangement, ranks: NodeRanks
 
 
 def broadcast(nbytes: int, root: int, ranks: NodeRanks) -> list[Step]:
-    """The steps of a broadcast of `nbytes` from rank `root`. The root's bytes go to the ranks of its node, each of
-    which then sends one piece to its peers. The ranks of other nodes send their pieces to one another.
+    """The steps of a broadcast of `nbytes` from rank `root`. The root's bytes go to the ranks of its node. Each of
+    these ranks sends one piece to the ranks with its index on other nodes. The ranks of each other node then send their
+    pieces to one another.
     """
     home = ranks.of[root]
     first = ranks.table({(root, rank): Move(0, 0, nbytes) for rank in ranks.nodes[home]})
@@ -195,8 +199,8 @@ def all_to_all(table: Moves, ranks: NodeRanks, payload_bytes: int) -> list[Step]
     sender's node, and sent from there, in chunks that fit into `payload_bytes`. The rows that stay inside a node are
     moved last.
 
-    Rows for a rank's own peers are copied to its payload too: in an in-place call received bytes replace bytes to be
-    sent, so a whole chunk must be in payloads before any part of it is received.
+    Rows for ranks with the sender's own index are copied too, to the sender's payload: in an in-place call received
+    bytes replace bytes to be sent, so a whole chunk must be in payloads before any part of it is received.
     """
     slots = (ranks.count - 1) * ranks.inside
     away = [move.nbytes for i, row in enumerate(table) for j, move in enumerate(row) if ranks.of[i] != ranks.of[j]]
@@ -236,7 +240,7 @@ def _inside(
 
 
 def _with_work(steps: Sequence[Step]) -> list[Step]:
-    """The steps without those in which no rank moves anything."""
+    """The steps in which at least one rank moves something."""
     return [step for step in steps if (_moves_any(step) if isinstance(step, Inside) else step)]
 
 
@@ -247,8 +251,8 @@ def _moves_any(step: Inside) -> bool:
 
 
 def work_of(step: Inside, ranks: NodeRanks) -> MoveWork:
-    """The work for which the step's kernel is planned, the same on all nodes: for each pair of numbers inside a node,
-    the most bytes that the ranks with these numbers move on any node.
+    """The work for which the step's kernel is planned, the same on all nodes. For each pair of indices (i, j) inside a
+    node, it has the largest number of bytes that rank i of any node sends to rank j of that node.
     """
     found = []
     for table in step.tables:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a reduce-scatter over several nodes divides its work and the payload of the workspace.
 
-Rank k of a node sums, over the ranks of its node, the parts that the ranks k of all nodes own. These are its partial
+Rank k of a node sums, over the ranks of its node, the parts that rank k of every node owns. The results are its partial
 sums. It keeps those of its own part, and sends the others to the ranks that own the parts. So a rank receives from
 every other node the partial sums of its own part, and adds the sums of all nodes in the order of the nodes.
 
@@ -26,12 +26,12 @@ _FLOAT = 4
 @dataclass(frozen=True)
 class ScatterChunk:
     """The elements [begin, end) of each rank's part, and the layout of partial sums in every payload. From offset
-    `area` on there is a place for each node's sums of the rank's own part, and then a place for the sums to each
-    other node.
+    `area` on there are places of equal size: one for each node's sums of the rank's own part, and then one for the sums
+    that the rank sends to each other node.
 
-    A place has float32 packs of `width` elements, one for each pack of the largest part of the chunk. The
-    sums lie in it as their elements do in packs of the tensor, so the first and the last pack may be used in part.
-    `ragged`: a whole part begins or ends within a pack.
+    A place has float32 packs of `width` elements, one for each pack of the largest part of the chunk. A sum has the
+    same position in its pack as the element has in the tensor's pack, so the first and the last pack may be used in
+    part. `ragged`: a whole part begins or ends within a pack.
     """
 
     parts: tuple[tuple[int, int], ...]
@@ -41,7 +41,7 @@ class ScatterChunk:
     ragged: bool
 
     def packs(self, rank: int) -> int:
-        """The number of packs of which the rank's part has at least one element."""
+        """The number of packs that contain at least one element of the rank's part."""
         begin, end = self.parts[rank]
         return ceil_div(end, self.width) - begin // self.width if begin < end else 0
 
@@ -52,7 +52,7 @@ class ScatterChunk:
 
     @property
     def stride(self) -> int:
-        """The bytes of a place."""
+        """The bytes that one node's sums take in a payload, for the largest part."""
         return self.largest * self.width * _FLOAT
 
     @property
@@ -69,11 +69,11 @@ class ScatterChunk:
         return self.area + (self.nodes + step - 1) * self.stride
 
     def skew(self, rank: int) -> int:
-        """The bytes of the part's first pack that precede the first sum of the rank's part."""
+        """The bytes that precede the first sum of the rank's part in the part's first pack."""
         return self.parts[rank][0] % self.width * _FLOAT
 
     def sum_bytes(self, rank: int) -> int:
-        """The bytes of a node's sums of the rank's part."""
+        """The bytes of the sums that one node computes for the part of `rank`."""
         begin, end = self.parts[rank]
         return (end - begin) * _FLOAT
 
@@ -93,8 +93,8 @@ def pack_chunks(parts: Parts, nodes: int, area: int, payload_bytes: int) -> list
 def row_chunks(
     counts: Sequence[int], columns: int, width: int, nodes: int, area: int, payload_bytes: int
 ) -> list[tuple[int, ScatterChunk]]:
-    """Chunks of whole rows, of which rank r has `counts[r]`. Each comes with the number of rows of a part that precede
-    it."""
+    """(The number of a part's rows that precede the chunk, the chunk) for each chunk of whole rows. The part of rank r
+    has `counts[r]` rows."""
     least = ceil_div(columns, width) + (columns % width != 0)  # packs that a row may touch
     fits = _packs_that_fit(width, nodes, area, payload_bytes, least)
     if columns % width:
@@ -113,7 +113,8 @@ def row_chunks(
 
 
 def _packs_that_fit(width: int, nodes: int, area: int, payload_bytes: int, least: int) -> int:
-    """The number of packs of a place. ArgumentError if the payload has room for fewer than `least`."""
+    """The number of packs for which a payload has room in every place of a `ScatterChunk`. ArgumentError if that is
+    fewer than `least`."""
     each = (2 * nodes - 1) * width * _FLOAT
     fits = (payload_bytes - area) // each
     if fits < least:

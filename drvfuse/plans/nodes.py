@@ -2,7 +2,7 @@
 """How a call over several nodes divides its work and the payload of the workspace.
 
 The tensor is divided into chunks of whole items: packs (all-reduce) or rows (fused op). Each rank of a node owns a part
-of a chunk, as `cu/common/partition.cuh` divides it. Ranks with the same number inside their nodes compute the same
+of a chunk, as `cu/common/partition.cuh` divides it. Ranks with the same index inside their nodes compute the same
 values here, so the parts that they exchange have the same size.
 """
 
@@ -16,7 +16,7 @@ from .limits import ceil_div
 
 _FLOAT = 4
 STATUS_BYTES = 16
-"""The bytes of the status of a place, which follows its partial sums (cu/collectives/nodes.cuh)."""
+"""The bytes of the status that follows the partial sums of a node (cu/collectives/nodes.cuh)."""
 _MAX_PAYLOAD = 2**32 - 1  # the largest payload in bytes: the fused kernels' offsets have 32 bits
 
 
@@ -24,7 +24,8 @@ _MAX_PAYLOAD = 2**32 - 1  # the largest payload in bytes: the fused kernels' off
 class Share:
     """The size of an item: `packs` packs of `width` elements, and `result` bytes of results that peers gather.
 
-    `inside` ranks form a node. There are partial sums of `places` nodes; if the engine adds them, there is one place.
+    `inside` ranks form a node. `places` is the number of nodes whose partial sums lie in a payload, or 1 if the
+    exchange engine adds the sums.
     """
 
     packs: int
@@ -41,14 +42,14 @@ class Share:
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of staging for one item of the input per owner; 0 where peers read the inputs themselves."""
+        """Bytes of staging that one item of every owner's part takes; 0 where peers read the inputs themselves."""
         return self.inside * self.packs * PACK_BYTES if self.staged else 0
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """The items [first, first + items) of a tensor. The payload holds their results from offset 0 on, then the partial
-    sums of each place with their status, then the staged inputs."""
+    """The items [first, first + items) of a tensor. The payload holds their results from offset 0 on, then each node's
+    partial sums with their status, then the staged inputs."""
 
     first: int
     items: int
@@ -75,8 +76,8 @@ class Chunk:
         return self.staging + self.largest * self.share.staging_bytes
 
     def count(self, place: int) -> int:
-        """The number of float32 numbers that the rank with the number `place` inside its node exchanges: the sums of
-        the items that the rank owns, and their status."""
+        """The number of float32 numbers that rank `place` of a node exchanges: the sums of the items that this rank
+        owns, and the status."""
         each, more = divmod(self.items, self.share.inside)
         return (each + (place < more)) * self.share.packs * self.share.width + STATUS_BYTES // _FLOAT
 

@@ -14,11 +14,11 @@ CLUSTER_CAPABILITY = (9, 0)
 _LANES_THREADS = 128  # threads of a block whose warps hold several rows each
 # Floats of a row in a thread's registers. The numbers below were measured on an H200 (docs/performance.md).
 _FLOATS = 32, 8  # floats per thread with many rows: without a residual, with a residual
-_LANES_FLOATS = 16  # floats per thread with many rows, of which several share a warp
+_LANES_FLOATS = 16  # floats per thread with many rows, if several rows share a warp
 _FEW_FLOATS = 8  # floats per thread with few rows
 _MANY_ROWS = 2  # rows are many if there are more rows than this number times the multiprocessors
 _MAX_CLUSTER = 8  # the maximum number of blocks of a cluster
-_FEW_THREADS = 128  # packs of a row per block above which more blocks share the row
+_FEW_THREADS = 128  # if a block has more packs of a row than this, more blocks may share the row
 
 
 class NormShape(NamedTuple):

@@ -3,7 +3,7 @@
 records.
 
 Everything here depends on shapes and limits that are the same on every rank. A call has one round, or several where its
-tensor is larger than half of the slots; the halves take turns.
+tensor is larger than half of the slots. Rounds use the halves alternately.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .limits import ceil_div
 GREETINGS_BYTES = 128  # bytes at the start of a half for the words that greet() of cu/sync/push.cuh sends
 CLUSTER_CAPABILITY = (9, 0)
 _MAX_HALF = 2**32 - 128  # the largest half in bytes: offsets in a half have 32 bits
-_MOST_ITEMS = 2**31  # the most items of a round: kernels count packs in 32 bits, also those of its last unit
-_EXTRA = 256  # bytes that a half has beyond half of the workspace, for greetings and the scales of a few rows
+_MOST_ITEMS = 2**31  # the largest number of items of a round: kernels count a round's packs in 32 bits
+_EXTRA = 256  # bytes of a half in addition to half of the workspace, for greetings and the scales of a few rows
 
 
 def half_bytes(workspace_bytes: int) -> int:
@@ -53,11 +53,11 @@ class PushShape:
         return min(self.units, max(most // self.cluster, 1)) * self.cluster
 
     def shares(self, blocks: int, unit: int, by_block: bool) -> tuple[int, int]:
-        """(The part of the epoch's step `unit` that the first warp or block of the grid adds, the part that each other
-        one adds).
+        """(What the first warp or block of the grid adds to the epoch, what each of the others adds); together they add
+        `unit`.
 
-        A call with an even number of rounds leaves the epoch unchanged, and so the half with which the next call
-        begins.
+        With an even number of rounds all add 0. So the epoch does not change, and the next call begins with the same
+        half.
         """
         if self.rounds % 2 == 0:
             return 0, 0
@@ -130,7 +130,7 @@ def fused_shape(work: Work, rows: int, columns: int, workspace_bytes: int, clust
 
 
 def trace_phases(shape: PushShape, blocks: int) -> int:
-    """The most phases that a traced block records."""
+    """The largest number of phases that a traced block records."""
     each = shape.rounds * (ceil_div(shape.units * shape.cluster, blocks) + 2 * shape.depth)
     return 2 + 5 * each
 
@@ -149,7 +149,8 @@ def _depth_of_rows(rows: int) -> int:
 
 
 def _most_blocks_of_row(rows: int) -> int:
-    """The most blocks that may share a row: many where rows are few. Measured on an H200 (docs/performance.md)."""
+    """The largest number of blocks that may share a row: larger if there are few rows. Measured on an H200
+    (docs/performance.md)."""
     return 8 if rows <= 32 else 2
 
 

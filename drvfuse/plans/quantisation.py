@@ -86,7 +86,7 @@ class Quantisation:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        """Raise ArgumentError for values of the fields that no class method sets."""
+        """Raise ArgumentError unless the values of the fields are a combination that a class method makes."""
         form = self.kind, _name(self.dtype), self.group, _name(self.scales)
         whole = self.layout == "row" or (self.group and self.layout == "column")
         tiled = self.layout == "tiles" and self.scales is not None and self.scales.itemsize == 1 and self.group
@@ -99,7 +99,8 @@ class Quantisation:
     def per_row(
         cls, dtype: DTypeLike = "float8_e4m3fn", scales: DTypeLike = "float32", upper_bound: float = math.inf
     ) -> Quantisation:
-        """FP8 codes with a scale for each row, in float32 or bfloat16. `upper_bound` limits max|y| in the rule."""
+        """FP8 codes with a scale for each row, in float32 or bfloat16. The scale is computed from min(max|y|,
+        `upper_bound`)."""
         kind = _dtype("scales", scales, ROW_SCALES)
         return cls("row", _fp8(dtype), scales=kind, upper_bound=_bound(upper_bound))
 
@@ -121,7 +122,8 @@ class Quantisation:
     ) -> Quantisation:
         """FP8 codes with a scale for each 64 or 128 columns of a row, in float32 or float8_e8m0fnu.
 
-        `layout` is "row", "column" or, for scales of one byte, "tiles". `upper_bound` limits max|y| in the rule.
+        `layout` is "row", "column" or, for scales of one byte, "tiles". Scales are computed from min(max|y|,
+        `upper_bound`).
         """
         wanted = any_of(list(map(str, GROUPS)))
         group = require_integer("columns", columns, wanted)
@@ -161,7 +163,8 @@ class Quantisation:
     def check(self, columns: int, in_dtype: DType) -> None:
         """Raise ArgumentError unless this quantisation applies to rows of `columns` columns and inputs of `in_dtype`.
 
-        The number of columns must be a multiple of the group, as rows are not padded. So it is even for FP4 codes.
+        The number of columns must be a multiple of the field `group`, as rows are not padded. So it is even for FP4
+        codes, two of which share a byte.
         """
         if in_dtype.name not in ("bfloat16", "float16", "float32"):
             raise ArgumentError("quantisation", f"of {in_dtype}", "of bfloat16, float16 or float32 values")
@@ -196,7 +199,7 @@ class Quantisation:
         return in_dtype if self.dtype is None else self.dtype
 
     def output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the output for inputs of `shape`. An element of FP4 stands for two columns."""
+        """The shape of the output for inputs of `shape`. An element of FP4 output holds the codes of two columns."""
         lanes = 1 if self.dtype is None else self.dtype.lanes
         return (*shape[:-1], shape[-1] // lanes)
 

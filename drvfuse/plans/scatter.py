@@ -47,7 +47,7 @@ class Parts:
         return self.starts[rank] // self.width
 
     def packs(self, rank: int) -> int:
-        """The number of packs of which a rank's part has at least one element."""
+        """The number of packs that contain at least one element of a rank's part."""
         begin, end = self.starts[rank], self.starts[rank + 1]
         return ceil_div(end, self.width) - begin // self.width if begin < end else 0
 
@@ -63,8 +63,8 @@ class Parts:
 
 
 def depth(packs: int) -> int:
-    """The number of units that a push call sends ahead, computed from the packs of the largest part: 0 if a block has
-    few units."""
+    """The number of units that a block of a push call sends before it sums the first, for a largest part of `packs`
+    packs: 0 if blocks have few units."""
     return 2 if packs >= 1 << 18 else 0
 
 

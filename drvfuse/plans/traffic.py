@@ -27,9 +27,7 @@ NONE = Traffic(0, 0)
 
 
 def reading_sources(algo: str, ranks: int, nbytes: int, staged: bool) -> Traffic:
-    """Traffic of summing `nbytes` of input per rank: reading every source, and filling the staging area where there is
-    one.
-    """
+    """Traffic of summing `nbytes` of input per rank: reading every source, and filling the staging if there is any."""
     if algo == "naive":
         return Traffic(ranks * (2 * ranks - 1) * nbytes, ranks * (ranks - 1) * nbytes)
     if algo in ("push_one_shot", "push_two_shot"):
@@ -61,8 +59,8 @@ def sending_words(ranks: int, nbytes: int) -> Traffic:
 
 
 def adding_residual(algo: str, ranks: int, nbytes: int) -> Traffic:
-    """Traffic of reading the residual and writing its sum; with two stages all ranks read every row from its owner's
-    payload.
+    """Traffic of reading the residual and writing residual_out, the inputs' sum with the residual. With two stages all
+    ranks read each row of it from the owner's payload.
     """
     if algo == "push_two_shot":  # the owner reads the residual, and sends the sum
         return Traffic((3 * ranks - 1) * nbytes, (ranks - 1) * nbytes)
@@ -76,8 +74,9 @@ def adding_residual(algo: str, ranks: int, nbytes: int) -> Traffic:
 def of_nodes(nodes: int, inside: Traffic, elements: int, places: int) -> Traffic:
     """Traffic of a call over several nodes: each node has the traffic `inside`, and `elements` float32 partial sums.
 
-    The sums of `places` nodes are written, by a kernel or by the exchange, and read. In the order "engine" `places` is
-    1, and the exchange counts as sending the sums of every node to another node and back once.
+    The sums of `places` nodes are written, by a kernel or by the exchange, and read. If the exchange engine adds the
+    sums, `places` is 1, and the exchange counts as one transfer of the sums of each node but one to another node, and
+    one of the totals back.
     """
     own = 4 * elements
     local, sent = nodes * 2 * places * own, (nodes - 1) * (nodes if places > 1 else 2) * own

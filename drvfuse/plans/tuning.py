@@ -110,8 +110,8 @@ def allreduce_received(ranks: int, nbytes: int) -> tuple[float, float]:
 
 
 def fused_received(ranks: int, row_bytes: int, result_bytes: int, rows: int, residual: bool) -> tuple[float, float]:
-    """The bytes that each rank receives in a fused norm by push_one_shot and by push_two_shot. The latter gathers whole
-    rows with a residual, else results."""
+    """The bytes that each rank receives in a fused norm by push_one_shot and by push_two_shot. In push_two_shot a rank
+    also receives whole rows of sums with a residual, and only the rows' results without."""
     gathered = row_bytes if residual else result_bytes
     return (ranks - 1) * rows * row_bytes, (ranks - 1) / ranks * rows * (row_bytes + gathered)
 

@@ -67,7 +67,7 @@ def _initial(source: Source, text: str, element: int, kind: str, data: bytearray
             token,
         )
         if m:
-            # 0xFF(sym), 0xFF00(sym), ... stand for the bytes of an address; the lowest byte gets the relocation.
+            # 0xFF(sym), 0xFF00(sym), ... are the bytes of an address; the lowest byte gets the relocation.
             if m[1] is None or int(m[1], 16) == 0xFF:
                 var.relocations.append((len(data), m[2], int(m[3] or 0)))
             data += bytes(element)

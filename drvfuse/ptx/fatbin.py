@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The PTX in a fat binary, as nvcc and the tool `fatbinary` write them.
+"""Reads the PTX in fat binaries, which nvcc and the tool `fatbinary` write.
 
 A fat binary is a header of 16 bytes (magic, version, size of the header, size of all entries) and entries. An entry is
 a header with its kind (1: PTX, 2: machine code), its sizes, the architecture and flags, and its content. The content
@@ -20,7 +20,7 @@ _HEADER = struct.Struct("<4sHHQ")  # magic, version, size of the header, size of
 _ENTRY = struct.Struct("<HHIQII4xI8xQ8xQ")
 _PTX = 1
 _LZ4, _ZSTD = 0x2000, 0x8000
-_MOST = 1 << 31  # the most bytes to which PTX is decompressed
+_MOST = 1 << 31  # the maximum size of decompressed PTX in bytes
 
 
 class FatbinError(Exception):
@@ -50,27 +50,27 @@ class Entry:
 def entries(image: bytes) -> list[Entry]:
     """The images of a fat binary, in their order. Raises FatbinError."""
     if len(image) < _HEADER.size or image[:4] != MAGIC:
-        raise FatbinError("it does not begin with the header of a fat binary")
+        raise FatbinError("the image does not begin with the header of a fat binary")
     _, _, at, size = _HEADER.unpack_from(image)
     end = at + size
     if end > len(image):
-        raise FatbinError(f"its header says {end} bytes, and there are {len(image)}")
+        raise FatbinError(f"the header of the fat binary says {end} bytes, and there are {len(image)}")
     found = []
     while at < end:
         if at + _ENTRY.size > end:
-            raise FatbinError("its last entry is cut off")
+            raise FatbinError("the last entry of the fat binary is cut off")
         kind, _, header, padded, compressed, _, arch, flags, unpacked = _ENTRY.unpack_from(image, at)
         start = at + header
         at = start + padded
         if header < _ENTRY.size or at > end:
-            raise FatbinError("one of its entries is longer than the whole")
+            raise FatbinError("an entry of the fat binary has an impossible size in its header")
         content = image[start : start + (compressed or padded)]
         found.append(Entry(kind == _PTX, arch, flags, content, unpacked or padded))
     return found
 
 
 def _lz4(block: bytes, size: int) -> bytes:
-    """The content of one LZ4 block."""
+    """The decompressed content of one LZ4 block."""
     out, at = bytearray(), 0
     try:
         while at < len(block):
@@ -112,7 +112,7 @@ def _libzstd() -> Any:
     try:
         library = ctypes.CDLL("libzstd.so.1")
     except OSError:
-        words = "its PTX is compressed by Zstandard, and this system has no libzstd.so.1; compile with"
+        words = "the PTX is compressed by Zstandard, and this system has no libzstd.so.1; compile with"
         raise FatbinError(f"{words} -Xfatbin -compress-mode=speed or none") from None
     library.ZSTD_decompress.restype = ctypes.c_size_t
     library.ZSTD_decompress.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
@@ -121,7 +121,7 @@ def _libzstd() -> Any:
 
 def _zstd(content: bytes, size: int) -> bytes:
     if size > _MOST:
-        raise FatbinError(f"a compressed entry has {size} bytes by its header")
+        raise FatbinError(f"a compressed entry has {size} bytes by its header; at most {_MOST} are supported")
     out = ctypes.create_string_buffer(size)
     if _libzstd().ZSTD_decompress(out, size, content, len(content)) != size:
         raise FatbinError("a compressed entry cannot be decompressed")

@@ -48,7 +48,7 @@ NO_DESTINATION = frozenset(
 class PtxError(DrvfuseError):
     """PTX cannot be translated. `line` is the line of the PTX text, from 1, `text` the instruction, `reason` the cause.
 
-    `source` is the (file, line) of the source of that line by its line information, or None.
+    `source` is (file, line) in the source, if the PTX has line information for that line, else None.
     """
 
     def __init__(self, line: int, text: str, reason: str):
@@ -214,7 +214,7 @@ class Function:
     persistent: set[int] = field(default_factory=set)
 
     def offsets(self) -> tuple[list[int], int]:
-        """Offset of each parameter in the parameter buffer, and the size of all."""
+        """The offset of each parameter in the parameter buffer, and the size of the buffer."""
         offsets, end = [], 0
         for v in self.params:
             offsets.append(-(-end // v.align) * v.align)
@@ -222,14 +222,14 @@ class Function:
         return offsets, end
 
     def thread_limit(self) -> int | None:
-        """Threads of a block by .maxntid or .reqntid, if given."""
+        """The maximum number of threads of a block, by .maxntid or .reqntid. None if the function has neither."""
         limit = self.directives.get("maxntid") or self.directives.get("reqntid")
         return math.prod(limit) if limit else None
 
 
 @dataclass(slots=True, frozen=True)
 class Location:
-    """A source position; `inlined` are the (file, line) of the calls it is inlined at, innermost first."""
+    """A source position. `inlined` are the (file, line) of the calls by which its code was inlined, innermost first."""
 
     file: str
     line: int

@@ -43,7 +43,7 @@ class _Item:
     text: str
     function: bool
     entry: bool
-    linkage: str  # "extern", "visible", "weak", "common" or "" for a name of its module alone
+    linkage: str  # "extern", "visible", "weak", "common" or "" for a private symbol of its module
     defined: bool
 
     @property
@@ -191,7 +191,9 @@ def _stronger(item: _Item, other: _Item) -> bool:
 
 
 def _own_names(unit: Unit, taken: set[str]) -> dict[str, str]:
-    """New names for the private symbols of a module that another module uses too. All of them are added to `taken`."""
+    """New names for those private symbols of a module whose names are already in `taken`. The names of all its private
+    symbols are added to `taken`.
+    """
     names: dict[str, str] = {}
     for name in dict.fromkeys(item.name for item in unit.items if not item.linkage):
         new, number = name, 1

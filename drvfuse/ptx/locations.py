@@ -9,7 +9,7 @@ from .ir import Location, PtxError
 
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 _LOC = re.compile(r"\s*(\d+)\s+(\d+)\s+(\d+)(?:.*inlined_at\s+(\d+)\s+(\d+)\s+(\d+))?")
-_DEEPEST = 16  # the most inlined calls that a location names
+_DEEPEST = 16  # the maximum number of inlined calls that a location lists
 
 
 class Locations:
@@ -42,7 +42,8 @@ class Locations:
             return
         inlined: tuple[tuple[str, int], ...] = ()
         if m[4]:
-            # inlined_at gives the position of the call in the terms of an earlier .loc, which may be inlined itself.
+            # inlined_at gives the position of the call, which an earlier .loc has described. If that position is in
+            # inlined code too, its calls follow.
             caller = self._last.get((int(m[4]), int(m[5]), int(m[6])))
             here = (self._files.get(int(m[4]), "?"), int(m[5]))
             inlined = (here, *(caller.inlined if caller and len(caller.inlined) < _DEEPEST else ()))

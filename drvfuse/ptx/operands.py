@@ -34,7 +34,7 @@ class Operands:
         self._known: dict[str, Any] = {}  # operands that were read since the last change of a scope, by their text
 
     def forget(self) -> None:
-        """Called when the meaning of a name may have changed."""
+        """Drop the operands that were read before. Called when the meaning of a name may have changed."""
         self._known = {}
 
     def read(self, text: str, ins: Instruction) -> tuple[Any, ...]:
@@ -49,7 +49,7 @@ class Operands:
         return tuple(operands)
 
     def operand(self, text: str, ins: Instruction) -> Any:
-        """One operand of `ins`."""
+        """Read `text`, one operand of `ins`."""
         text = text.strip()
         first = text[0] if text else ""
         if first == "{":

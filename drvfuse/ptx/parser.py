@@ -2,7 +2,7 @@
 """The parser of PTX: from text to `ir.Module`.
 
 It makes the names in `{ }` scopes unique (registers, labels, variables), so that a function has one list of names. It
-does not know the meaning of opcodes; the translator (`emu.translate`) refuses opcodes that it does not support.
+does not interpret opcodes; the translator (`emu.translate`) refuses opcodes that it does not support.
 """
 
 from __future__ import annotations

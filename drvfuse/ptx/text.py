@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of a PTX module: its comments, its first directives, its numbers, and the lines of positions in it."""
+"""The text of a PTX module: its comments, its first directives, its numbers and its line numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def without_comments(ptx: str) -> str:
 
 
 class Source:
-    """A PTX text without comments, for messages with its lines."""
+    """A PTX text without its comments. Errors name the lines of the original text, which have the same numbers."""
 
     def __init__(self, ptx: str):
         self.text = without_comments(ptx)

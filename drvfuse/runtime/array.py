@@ -125,7 +125,7 @@ class Array:
             self._block.used_on(stream)
 
     def used_before(self, event: Event) -> None:
-        """Like `used_on`, for a foreign stream; `event` (of `Stream.mark`) stands for its work."""
+        """Like `used_on`, for work on a foreign stream. `Stream.mark` has recorded `event` after that work."""
         if self._block is not None:
             self._block.used_before(event)
 
@@ -174,7 +174,7 @@ class Array:
 
         If `values` is a device array of drvfuse or of another library, on any device of the same driver, the copy is
         ordered after the work that writes `values`, and later work on the stream of `values` is ordered after the copy.
-        The method does not wait, unless another library does not tell that stream. `values` must not overlap the array.
+        The method waits only if the library of `values` names no stream. `values` must not overlap the array.
         """
         from . import copies
 
@@ -234,7 +234,8 @@ class Array:
 
 
 def mark_used(arrays: Iterable[Array], stream: Stream, event: Event | None) -> None:
-    """Call `used_on(stream)` of all `arrays`. `event` represents a foreign stream; it is None during a capture."""
+    """Call `used_on(stream)` of all `arrays`. For a foreign stream call `used_before(event)` in place of it; in a
+    capture there is no event, and nothing is called."""
     for array in arrays:
         if array._block is not None and array._block.home is stream:
             continue
@@ -268,7 +269,7 @@ def _integers(shape: ShapeLike) -> tuple[int, ...]:
 
 
 def allocate(device: Device, shape: ShapeLike, dtype: DTypeLike, stream: StreamLike | None = None) -> Array:
-    """See `Device.empty`."""
+    """Allocate an array, as `Device.empty` describes."""
     dimensions, element = check_shape(shape), dtypes.get(dtype)
     home = device.stream if stream is None else Stream.wrap(device, stream)
     nbytes = element_count(dimensions) * element.itemsize
@@ -283,7 +284,7 @@ def allocate(device: Device, shape: ShapeLike, dtype: DTypeLike, stream: StreamL
 
 
 def from_numpy(device: Device, values: npt.ArrayLike, stream: StreamLike | None = None) -> Array:
-    """See `Device.array`."""
+    """Copy host data to a new array, as `Device.array` describes."""
     import numpy as np
 
     if isinstance(values, Array):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The record of driver calls: a ring that is always on, and writers to standard error or a JSON-lines file.
+"""The record of driver calls: a ring buffer of the last calls, and writers to standard error or a JSON-lines file.
 
 An entry is (function, arguments, result). The entry of a launch has a `LaunchNote` in place of its arguments, since the
 next launch may overwrite them. Entries are formatted only when they are read. Successful queries, which are frequent
@@ -40,7 +40,7 @@ Sink = Callable[[str, Callable[..., Any], tuple[Any, ...], tuple[Any, ...]], Any
 
 @functools.cache
 def ring_of(name: str) -> deque[Entry]:
-    """The ring that records successful calls of a function: `queries` for functions that only read a state, else
+    """The ring buffer that records successful calls of a function: `queries` for functions that only read a state, else
     `ring`.
     """
     return queries if _QUERY.match(name) else ring
@@ -132,7 +132,7 @@ def _parameter_text(param: Param, packed: bytes, structure: type[ctypes.Structur
 
 
 def format_args(args: tuple[Any, ...]) -> str:
-    """The arguments of a recorded call as text; `args` are those of the call, or a `LaunchNote` alone."""
+    """The arguments of a recorded call as text. `args` are the arguments of the call; for a launch, a `LaunchNote`."""
     return ", ".join(_texts(args))
 
 

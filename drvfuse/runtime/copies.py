@@ -20,7 +20,7 @@ _CPU = 1  # DLPack's number of ordinary host memory
 
 
 def copy(target: Array, values: npt.ArrayLike | ArrayLike) -> None:
-    """See `Array.copy_from`."""
+    """Copy `values` into `target`, as `Array.copy_from` describes."""
     if _on_device(values):
         _from_device(target, values)
     else:
@@ -67,7 +67,7 @@ def _from_device(target: Array, values: ArrayLike) -> None:
             contexts = device.context, source.device.context
             driver.cuMemcpyPeerAsync(target.ptr, contexts[0], source.ptr, contexts[1], target.nbytes, stream.handle)
     mark_used((target, source), stream, stream.mark() if stream.foreign else None)
-    if not isinstance(values, Array) and (producer is None or not producer.foreign):  # no stream is known
-        stream.synchronize()
+    if not isinstance(values, Array) and (producer is None or not producer.foreign):
+        stream.synchronize()  # since the library of `values` names no stream that could wait for the copy
     elif producer is not None and not producer.closed:
         producer.follow(stream)

@@ -50,7 +50,8 @@ def device(index: SupportsIndex = 0, *, driver: DriverLike = None) -> Device:
 class _Use:
     """Makes a context current and restores the previous one. It has no state, so it is reentrant, and threads share it.
 
-    Its two driver calls would fill the ring of recorded calls, so only written traces show them.
+    Its two driver calls are not kept in `calls.ring`, which they would fill. If the setting `trace_driver` writes calls
+    to stderr or a file, they are written.
     """
 
     __slots__ = ("_context", "_pop", "_push")
@@ -91,7 +92,7 @@ class Device(Owner):
         self._peers: set[int] = {index}
         self._stream: Stream | None = None
         self._pool: Pool | None = None
-        self.marks: dict[int, Event] = {}  # see Stream.mark
+        self.marks: dict[int, Event] = {}  # handle of a foreign stream -> the event that `Stream.mark` records
 
     def __repr__(self) -> str:
         return f"<Device {self.index} {self.name} ({self.driver.name})>"
@@ -176,8 +177,8 @@ class Device(Owner):
     def empty(self, shape: ShapeLike, dtype: DTypeLike, *, stream: StreamLike | None = None) -> Array:
         """An array with undefined contents, allocated in the order of `stream` (default: the device's own).
 
-        Does not block. Raises ArgumentError for a wrong shape or dtype,
-        CaptureError while the stream is being captured, and DriverError if the memory is exhausted.
+        Does not block. Raises ArgumentError for a wrong shape or dtype, CaptureError while the stream is being
+        captured, and DriverError if the memory is exhausted.
         """
         from .array import allocate
 

@@ -133,9 +133,9 @@ def export(
     if copy:
         raise BufferError("drvfuse does not export copies")
     if stream is None and array.device.driver.name == "emu":
-        # torch 2.13 loses its own error for an unknown device, and raises SystemError.
-        why = "a consumer that can use it passes stream=; .numpy() copies it to the host"
-        raise BufferError(f"{array!r} is in the memory of an emulated device, which other libraries cannot use: {why}")
+        # Refuse here, since torch 2.13 would raise a SystemError in place of its own error for an unknown device.
+        why = "copy it to the host with .numpy(); a library that can use it must pass stream="
+        raise BufferError(f"{array!r} is in the memory of an emulated device, which most libraries cannot use: {why}")
     if stream == 0:
         raise ArgumentError("stream", 0, "-1, None, 1, 2 or a stream handle (0 is ambiguous)")
     if stream != -1 and array.size:
@@ -173,7 +173,7 @@ def _contiguous_strides(shape: tuple[int, ...]) -> list[int]:
 
 @dataclass(frozen=True)
 class Description:
-    """An array as a capsule or array interface describes it. `strides` count elements; None stands for C-contiguous."""
+    """An array as a capsule or array interface describes it. `strides` count elements; None means C-contiguous."""
 
     ptr: int
     shape: tuple[int, ...]
@@ -192,7 +192,7 @@ class Description:
 
 
 def read(capsule: Any, argument: str = "DLPack capsule") -> Description:
-    """The description of a capsule that has not been consumed. Errors name it `argument`.
+    """The description of a capsule that has not been consumed. Errors name the capsule `argument`.
 
     The memory lives as long as the capsule object does.
     """
@@ -240,7 +240,7 @@ def library_of(obj: Any) -> str:
 
 def current_stream(obj: Any, device_type: int, device_index: int) -> StreamLike | None:
     """The current stream of the framework of `obj`: its handle, or an object that keeps it alive where the framework
-    destroys streams. None if the framework does not tell it."""
+    destroys streams. None if the framework gives no access to the stream."""
     library = library_of(obj)
     if library == "cupy":
         stream: StreamLike = sys.modules["cupy"].cuda.get_current_stream(device_index)
@@ -258,11 +258,11 @@ def current_stream(obj: Any, device_type: int, device_index: int) -> StreamLike 
 
 
 def on_device(obj: Any, where: Device, ordered: bool) -> AbstractContextManager[object]:
-    """A context manager inside which the library of `obj` can export `obj`. `ordered`: the library will order a stream
-    of `where`.
+    """A context manager inside which the library of `obj` can export `obj`. `ordered` says whether the library will
+    make a stream of the device `where` wait.
 
-    torch exports tensors of its current device only. It restores that device lazily, so a current context of the driver
-    does not always tell it.
+    torch exports tensors of its current device only, so for torch that device is set. The driver's current context does
+    not always determine it, since torch restores its device lazily.
     """
     if library_of(obj) == "torch":
         current: AbstractContextManager[object] = sys.modules["torch"].cuda.device(where.index)

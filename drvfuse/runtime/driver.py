@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 DriverLike: TypeAlias = "Driver | Machine | Process | str | None"
 """A driver: "cuda" for the installed one, "emu" for the default emulated machine, a `drvfuse.emu.Machine`, a `Process`
-of one, or a Driver. None stands for the setting `driver`."""
+of one, or a Driver. None means the setting `driver`."""
 
 # In 12.x bindings the name with a suffix has the signature that the plain name has in 13.x, which has no suffixes.
 _NEWEST = {
@@ -73,14 +73,14 @@ Part = TypeVar("Part")
 
 
 class Owner:
-    """Base of objects to which other modules attach objects with the same lifetime: `part(kind)` is the one object of
+    """Base of objects to which other modules attach parts that live as long as the object. `part(kind)` is the part of
     class `kind`."""
 
     def __init__(self) -> None:
         self._parts: dict[Any, Any] = {}
 
     def part(self, kind: Callable[[Self], Part]) -> Part:
-        """The object of class `kind`, which the first call makes as `kind(self)`."""
+        """The part of class `kind`, which the first call makes as `kind(self)`."""
         found: Part | None = self._parts.get(kind)
         return self._parts.setdefault(kind, kind(self)) if found is None else found
 
@@ -96,8 +96,8 @@ class Driver(Owner):
         super().__init__()
         self.name, self.machine, self.types = name, machine, types
         self.devices: dict[int, Device] = {}
-        self.owned: dict[object, tuple[Callable[..., None], tuple[Any, ...]]] = {}  # see lifetime.Owned
-        self.retired: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()  # see lifetime.flush
+        self.owned: dict[object, tuple[Callable[..., None], tuple[Any, ...]]] = {}  # frees of open objects, by key
+        self.retired: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()  # frees for `lifetime.flush`
         self.abandoned: list[Any] = []  # memory that could not be freed safely; it is kept as long as the driver lives
         self.lost = False  # whether an error has reported the loss of a context
         self.lock = threading.RLock()
@@ -127,7 +127,7 @@ class Driver(Owner):
         raise Unsupported(f"the {self.name} driver's bindings have no {name}")
 
     def _under_veto(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that calls `function`, or raises Unsupported if the site forbids multicast."""
+        """A function that calls `function`, or raises Unsupported if a veto forbids multicast."""
         from .multicast_support import require_allowed
 
         def call(*args: Any) -> Any:
@@ -138,7 +138,8 @@ class Driver(Owner):
 
     @functools.cached_property
     def launch(self) -> Callable[..., Any]:
-        """cuLaunchKernelEx with one more first argument, a `calls.LaunchNote`, which the record and errors show."""
+        """cuLaunchKernelEx with an additional first argument: a `calls.LaunchNote`, which the record of calls and
+        errors show in place of the arguments."""
         name, append, sink = "cuLaunchKernelEx", self._recorder(""), self._sink
         function = self.raw(name)
 
@@ -184,7 +185,8 @@ class Driver(Owner):
         return call
 
     def unrecorded(self, name: str) -> Callable[..., None]:
-        """A checked call that returns nothing and is not recorded in the ring. Written traces have it."""
+        """The driver's function `name` as a checked call that returns nothing and is not kept in `calls.ring`. If the
+        setting `trace_driver` writes calls to stderr or a file, it is written."""
         if self._sink is not None:
             return getattr(self, name)
         function = self.raw(name)
@@ -198,7 +200,8 @@ class Driver(Owner):
 
     @functools.cached_property
     def capture_status(self) -> Callable[..., tuple[Any, ...]]:
-        """cuStreamIsCapturing, which every launch calls: like `result`, but not recorded in the ring."""
+        """cuStreamIsCapturing, which returns `(CUresult, values...)`. It is not kept in the record of the last calls,
+        since every launch calls it."""
         name = "cuStreamIsCapturing"
         function, sink = self.raw(name), self._sink
 
@@ -241,7 +244,8 @@ class Driver(Owner):
 
     @property
     def takes_cubins(self) -> bool:
-        """False for the emulated driver, which runs PTX: kernels are compiled to that alone for it."""
+        """Whether the driver loads cubins. The emulated driver does not: it runs PTX, so kernels for it are compiled to
+        PTX only."""
         return self.machine is None
 
     @property

@@ -77,7 +77,7 @@ NO_LIBRARY = (
 
 
 def error_of(driver: Driver, name: str, args: tuple[Any, ...], code: Any) -> DriverError | ClosedError:
-    """See `Driver.error`."""
+    """The error for a call that gave `code`, with its causes, as `Driver.error` returns it."""
     if driver.closed:
         return ClosedError(f"{name}: {driver.machine!r} was closed, and its devices, arrays and groups with it")
     number = int(code)
@@ -101,7 +101,7 @@ def error_of(driver: Driver, name: str, args: tuple[Any, ...], code: Any) -> Dri
 
 
 def _report(driver: Driver, number: int) -> Any:
-    """The emulated machine's report on the failed call, or the last one on the device whose context is lost."""
+    """The emulated machine's report on the failed call, or its last report on the device whose context is lost."""
     if driver.machine is None:
         return None
     if number not in _CONTEXT_LOST:
@@ -114,14 +114,14 @@ def _report(driver: Driver, number: int) -> Any:
     for report in reversed(driver.machine.reports):
         if report.kind in _HARMLESS:
             continue
-        # These two calls act on all devices, and their reports name the first device.
+        # A deadlock or an interrupt concerns all devices, but its report names only the first one.
         if failing is None or report.device in (None, failing) or report.kind in ("deadlock", "interrupted"):
             return report
     return None
 
 
 def _before(name: str, code: Any) -> list[str]:
-    """The calls before a failed call. The failed call is the last one of the record, unless it is not recorded."""
+    """The calls before a failed call, as text. The record ends with the failed call, if that is recorded at all."""
     recent = list(calls.ring)[-9:]
     if recent and recent[-1][0] == name and recent[-1][2] == code:
         recent.pop()

@@ -24,9 +24,9 @@ def _destroy(driver: Driver, executable: Any) -> None:
 class Graph(Owned, Owner):
     """Work captured once and launched any number of times: `with Graph.capture(streams) as graph: ...`.
 
-    The caller must keep its buffers alive, or pass them to `keep()`: a replay uses the addresses that were captured.
-    Replays of one graph must not overlap when its kernels use a common workspace; launches on one stream do not. For
-    collectives, `Group.capture` makes a graph for each rank.
+    The caller must keep its buffers alive, or pass them to `keep()`: a replay uses the addresses that were captured. If
+    the kernels of a graph use a common workspace, its replays must not overlap. Replays on one stream never overlap.
+    For collectives, `Group.capture` makes a graph for each rank.
 
     A launch comes after earlier work on its stream. If the graph holds calls of ops on arrays of other libraries, the
     launch also comes after earlier work on the streams that these libraries named when the calls were prepared, and
@@ -133,16 +133,14 @@ class Graph(Owned, Owner):
         self._kept.update((id(kept), kept) for kept in objects)
 
     def before_launch(self, check: Callable[[Stream], None]) -> None:
-        """Call `check(stream)` before every launch on `stream`; `check` may order the stream, or refuse the launch by
-        raising.
-
-        The same function is kept once.
+        """Call `check(stream)` before every launch on `stream`. `check` may make `stream` wait for other work, or
+        refuse the launch by raising. A function that is passed twice is called once.
         """
         if check not in self._checks:
             self._checks.append(check)
 
     def after_launch(self, note: Callable[[Stream, Event | None], None]) -> None:
-        """Call `note(stream, event)` after every launch on `stream`; the same function is kept once.
+        """Call `note(stream, event)` after every launch on `stream`. A function that is passed twice is called once.
 
         If `stream` is foreign, `event` was recorded after the launch; otherwise it is None.
         """
@@ -155,13 +153,13 @@ class Graph(Owned, Owner):
         self.queue(stream)
 
     def admit(self, stream: Stream) -> None:
-        """The first half of `launch`: call the checks of `before_launch`, which may order `stream`."""
+        """The first half of `launch`: call the checks of `before_launch`, which may make `stream` wait."""
         self._require_launchable(stream)
         for check in self._checks:
             check(stream)
 
     def queue(self, stream: Stream) -> None:
-        """The second half of `launch`, right after `admit`."""
+        """The second half of `launch`: queue the graph on `stream`, right after `admit`."""
         with stream.device.use():
             self.driver.cuGraphLaunch(self._executable, stream.handle)
         event = stream.mark() if stream.foreign and stream.capture_id() is None else None

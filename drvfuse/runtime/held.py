@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Foreign memory that queued work still uses.
 
-A library that does not tell its stream cannot order the reuse of its memory after our work: it may reuse the memory as
-soon as nothing refers to it. So its objects are kept until an event after the work is complete.
+If a library does not tell which stream uses its memory, it cannot order the reuse of the memory after our work: it may
+reuse the memory as soon as nothing refers to it. So its objects are kept until an event after the work is complete.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class _Held:
     """The events of a driver's work in the order of their recording, each with the objects that the work uses.
 
     Only the first event is queried, so a program that queues many calls ahead makes one query per call. `driver.lock`
-    guards the queue. `lifetime` has at most one queued free for the whole queue: that of the first entry.
+    guards the queue. At most one call of `_drop` waits for the next flush (see `lifetime`), however long the queue is.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -44,7 +44,7 @@ def keep(stream: Stream, objects: object) -> None:
 
 
 def _drop(driver: Driver) -> None:
-    """Drop the objects of all leading events that are complete."""
+    """Drop the objects of the oldest events, up to the first event that is not complete."""
     entries = driver.part(_Held).entries
     dropped = []  # dropped after the lock is released, since dropping runs code of other libraries
     with driver.lock:

@@ -127,7 +127,7 @@ def _describe(obj: Any, driver: Driver, argument: str) -> _Described:
 
 
 def refuse_host(obj: Any, argument: str) -> None:
-    """Raise ArgumentError for an array in host memory, which no driver takes; needs no driver itself."""
+    """Raise ArgumentError for an array in host memory, which no driver accepts. This check makes no driver call."""
     host = hasattr(obj, "__array_interface__") or isinstance(obj, (list, tuple))
     if host or (hasattr(obj, "__dlpack_device__") and _asked(argument, obj.__dlpack_device__)[0] == dlpack.CPU):
         raise ArgumentError(argument, f"host memory ({type(obj).__name__})", "device memory; copy with device.array")
@@ -157,8 +157,8 @@ def _from_dlpack(obj: Any, driver: Driver, argument: str) -> _Described:
     producer = where.stream if handle is None else Stream.wrap(where, handle, f"stream of {argument}")
     if handle is None and producer.capture_id() is not None:
         raise CaptureError(
-            f"{argument} would be waited for on {producer!r}, which is being captured: its library names no "
-            "stream. Prepare the call before the capture, and launch it there"
+            f"the library of {argument} names no stream, so {producer!r} would have to wait for {argument}, and that "
+            "stream is being captured. Prepare the call before the capture, and launch it inside the capture"
         )
     order = -1 if handle is not None else producer.handle  # -1: no synchronisation
     with dlpack.on_device(obj, where, ordered=handle is None):
@@ -207,7 +207,8 @@ def _from_interface(obj: Any, interface: dict[str, Any], driver: Driver, argumen
     if handle is not None and not isinstance(handle, int) or handle == 0:
         expected = "None, 1, 2 or a stream handle: the interface leaves 0 out as ambiguous"
         raise ArgumentError(f"{said}['stream']", repr(handle), expected)
-    if handle is None and interface["version"] < 3:  # before version 3 none is named; in 3, None needs no wait
+    # Before version 3 the interface has no stream. In version 3, None means that no wait is needed.
+    if handle is None and interface["version"] < 3:
         handle = dlpack.current_stream(obj, dlpack.CUDA, index)
     producer = None if handle is None else Stream.wrap(where, handle, f"stream of {argument}")
     return description, where, producer, obj
@@ -266,7 +267,7 @@ def _checked(
             raise ArgumentError(argument, f"of shape {found.shape} at address 0", "in device memory")
         index = owner_index(where.driver, found.ptr, argument)
         if index != where.index:
-            raise ArgumentError(argument, f"memory of device {index}", f"on device {where.index}, as it says itself")
+            raise ArgumentError(argument, f"memory of device {index}", f"on device {where.index}, as the array states")
         if found.ptr % found.dtype.itemsize:
             raise ArgumentError(argument, f"at {found.ptr:#x}", f"aligned to {found.dtype.itemsize} bytes")
         _check_range(found, where, argument)
@@ -282,6 +283,5 @@ def _check_range(found: Description, where: Device, argument: str) -> None:
     # An array in virtual memory may extend into the next mapping.
     if nbytes and end > base + nbytes and not is_virtual(where.driver, found.ptr):
         shown = f"{end - found.ptr} bytes at {found.ptr:#x}"
-        raise ArgumentError(
-            argument, shown, f"inside its allocation, which ends {end - base - nbytes} bytes before that"
-        )
+        expected = f"inside its allocation, which ends {end - base - nbytes} bytes before the end of the array"
+        raise ArgumentError(argument, shown, expected)

@@ -93,7 +93,7 @@ class Launch:
         self._facts = self._facts._replace(grid=self.grid)
 
     def view(self, index: int, kind: type[Struct]) -> Struct:
-        """Argument `index`, a struct, in place: its fields may be written before each launch."""
+        """Argument `index` as a struct of class `kind` in place, whose fields may be written before each launch."""
         return self._arguments.view(index, kind)
 
     def __call__(self, stream: StreamLike) -> None:

@@ -16,24 +16,25 @@ if TYPE_CHECKING:
 
 
 class LaunchAttribute:
-    """Base of all attributes. `suffix` is the CUlaunchAttributeID without its prefix, `member` the value's member."""
+    """Base of all attributes. `suffix` is the name of the CUlaunchAttributeID without its prefix; `member` is the
+    member of the union CUlaunchAttributeValue that the attribute uses."""
 
     suffix: str
     member: str
 
     def build(self, types: Any) -> Any:
-        """The CUlaunchAttribute of the bindings."""
+        """This attribute as a CUlaunchAttribute. `types` is the module of the bindings."""
         attribute = types.CUlaunchAttribute()
         attribute.id = enum_value(types, "CUlaunchAttributeID", f"CU_LAUNCH_ATTRIBUTE_{self.suffix}")
         self.fill(types, attribute.value)
         return attribute
 
     def fill(self, types: Any, value: Any) -> None:
-        """Write a CUlaunchAttributeValue."""
+        """Write this attribute to `value`, a CUlaunchAttributeValue."""
         setattr(value, self.member, self.setting(types))
 
     def setting(self, types: Any) -> Any:
-        """The value of the member, which is 1 for an attribute that is only a flag."""
+        """What `fill` writes to the member `self.member`: 1 for an attribute that is only a flag."""
         return 1
 
 
@@ -139,7 +140,7 @@ class MemSyncDomain(LaunchAttribute):
 
 @dataclass(frozen=True)
 class MemSyncDomainMap(LaunchAttribute):
-    """The physical domains that the default and the remote domain stand for."""
+    """The physical domains to which the default and the remote domain are mapped."""
 
     default: int
     remote: int

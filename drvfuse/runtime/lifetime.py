@@ -32,7 +32,7 @@ _holders: weakref.WeakSet[object] = weakref.WeakSet()
 
 enter_launches: Callable[[], None] = functools.partial(_open_groups.append, None)
 leave_launches: Callable[[], None] = _open_groups.pop
-"""The two halves of `launch_group`. The path of every call uses them, since a context manager takes 0.2 us."""
+"""The two halves of `launch_group`. Every call uses them in its place, since a context manager takes 0.2 us."""
 
 
 class launch_group:
@@ -61,7 +61,8 @@ def retire(driver: Driver, free: Callable[..., None], *args: Any) -> None:
 
 
 def flush(driver: Driver) -> None:
-    """Run the queued frees, unless a hold or a launch group forbids it. Frees of memory in a capture stay queued."""
+    """Run the queued frees, unless a `hold` or an open `launch_group` forbids it. The free of memory that a capture
+    uses stays queued."""
     queue = driver.retired
     if driver.closed:
         queue.clear()

@@ -29,9 +29,9 @@ from .vmm import AddressRange, PhysicalMemory, Undo, access_descriptors, allocat
 if TYPE_CHECKING:
     from .driver import Driver
 
-_ANY_SIZE = 2 << 20  # size of the query for the granularity, whose answer does not depend on it
+_ANY_SIZE = 2 << 20  # the size in queries of the granularity, which is the same for all sizes
 NOT_READY = 802
-"""CUDA_ERROR_SYSTEM_NOT_READY: the fabric manager did not answer in time. After no other error may a retry help."""
+"""CUDA_ERROR_SYSTEM_NOT_READY: the fabric manager did not answer in time. A retry may help after this error only."""
 
 _MEANINGS = {
     1: "a size, an offset or an address is not a multiple of the multicast granularity, or the fabric's multicast "
@@ -101,7 +101,7 @@ class Multicast(Owned):
     order. `close()` undoes these steps in reverse order; no kernel may use the addresses then. Close the object before
     the memory that is bound to it. Its methods use no stream: they act at once, and may wait for the fabric manager.
 
-    Raises Unsupported if the site forbids multicast (checked before any driver call), for a single device, and for a
+    Raises Unsupported if a veto forbids multicast (checked before any driver call), for a single device, and for a
     device without multicast; ArgumentError for wrong sizes and devices; CaptureError while the device's own stream is
     being captured; MulticastError, with the meaning of the code, if a driver call fails.
 
@@ -254,7 +254,8 @@ class Multicast(Owned):
         offset = _multiple("offset", offset, self.unit, 0, self.nbytes - nbytes)
         for bound in self._made.bound:
             if bound.device is device and bound.offset < offset + nbytes and offset < bound.offset + bound.nbytes:
-                raise ArgumentError("offset", offset, f"apart from {bound.nbytes} bytes bound at {bound.offset}")
+                taken = f"the {bound.nbytes} bytes that are bound at offset {bound.offset}"
+                raise ArgumentError("offset", offset, f"one whose range does not overlap {taken}")
         return _Bound(device, offset, nbytes)
 
     def _bind(self, name: str, bound: _Bound, *args: Any) -> None:

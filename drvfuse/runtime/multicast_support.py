@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether multicast objects may be created on some devices: whether the site allows it, and whether the devices can.
+"""Whether multicast objects may be created on some devices: whether a veto forbids it, and whether the devices can.
 
 Multicast depends on software outside the process, the fabric manager of the NVSwitches. If a set-up fails there, the
-GPUs of a host can become unusable, so a site may forbid multicast by environment variables, also by those of other
+GPUs of a host can become unusable. So environment variables can forbid multicast (a *veto*), also those of other
 libraries. Every path that could create a multicast object calls `require_multicast` before its first driver call:
 `df.Multicast`, `Group.symmetric(multicast=True)` and `use_multimem=True`. Support is read from a device attribute;
 no object is created to find out.
@@ -26,7 +26,7 @@ VETOES = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
 }
-"""Environment variables of other libraries, and the value by which each forbids multicast at a site."""
+"""Environment variables of other libraries, and the value by which each forbids multicast."""
 
 _FALSE = ("", "0", "n", "no", "f", "false", "off")
 _TRUE = ("y", "yes", "t", "true", "on")
@@ -41,7 +41,7 @@ def _disables(word: str) -> bool:
 
 
 def vetoes() -> list[str]:
-    """The vetoes of this site that are set, as `NAME=value`; empty where multicast is allowed.
+    """The vetoes that are set, as `NAME=value`; empty if multicast is allowed.
 
     Words for true and false are read like numbers, and any other value is a veto. The setting `multicast` can forbid
     multicast in code even if the environment allows it, but it cannot lift a veto of the environment.
@@ -57,7 +57,7 @@ def vetoes() -> list[str]:
 
 
 def require_allowed(driver: Driver) -> None:
-    """Raise Unsupported, naming the vetoes, where this site forbids multicast. Makes no driver call.
+    """Raise Unsupported, naming the vetoes, if any veto forbids multicast on `driver`. Makes no driver call.
 
     Vetoes bind the CUDA driver only: emulated devices have no fabric that could break.
     """
@@ -66,7 +66,7 @@ def require_allowed(driver: Driver) -> None:
 
 
 def refuse_vetoed() -> None:
-    """Raise Unsupported, naming the vetoes, where this site forbids multicast on the CUDA driver. Needs no driver."""
+    """Raise Unsupported, naming the vetoes, if any veto forbids multicast on the CUDA driver. Needs no driver."""
     found = vetoes()
     if found:
         raise Unsupported(

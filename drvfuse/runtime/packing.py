@@ -54,7 +54,7 @@ class Arguments:
             self.set(index, value)
 
     def set(self, index: int, value: Argument) -> None:
-        """Rewrite one argument in place, with the same checks."""
+        """Rewrite one argument in place, with the checks of the constructor."""
         params = self._info.params
         if not 0 <= index < len(params):
             raise ArgumentError("index", index, f"an argument of {self._info.name}, 0 to {len(params) - 1}")
@@ -69,7 +69,8 @@ class Arguments:
                 self.structures[index] = type(value)
 
     def view(self, index: int, kind: type[Struct]) -> Struct:
-        """One argument, a struct of class `kind`, in place. Raises ArgumentError if its parameter has another size."""
+        """One argument as a struct of class `kind` in place: writing to the struct changes the argument. Raises
+        ArgumentError if the parameter has another size."""
         param = self._info.params[index]
         if param.size != ctypes.sizeof(kind):
             raise self._wrong(

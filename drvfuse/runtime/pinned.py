@@ -40,7 +40,8 @@ class PinnedBuffer(Owned):
         ctypes.memset(self.ptr, 0, nbytes)
 
     def view(self, dtype: npt.DTypeLike) -> np.ndarray[Any, Any]:
-        """The buffer as a 1-D numpy array of `dtype` (a structured one too), sharing its memory."""
+        """The buffer as a 1-D numpy array over the same memory. `dtype` may be structured; bytes after the last whole
+        element are left out."""
         import numpy as np
 
         self._check_open()

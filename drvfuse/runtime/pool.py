@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stream-ordered device memory: one driver pool per device. A dropped array only queues its block: see `lifetime`."""
+"""Stream-ordered device memory: one driver pool per device. When an array is dropped, its memory is only queued to be
+freed (see `lifetime`)."""
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ _KEEP_EVERYTHING = (1 << 64) - 1
 
 
 class Block:
-    """An allocation: its address, the stream `home` on which it is freed, and the streams whose work comes before that.
+    """An allocation: its address, the stream `home` on which it is freed, and `users`, the streams whose work comes
+    before the free.
 
-    A foreign stream may be destroyed before the block is freed, so it is represented by an event.
+    A foreign stream may be destroyed before the free, so an event after its work is kept in place of it (`events`).
     """
 
     __slots__ = ("events", "home", "nbytes", "ptr", "users")
@@ -30,7 +32,8 @@ class Block:
         self.events: dict[int, Event] = {}
 
     def used_before(self, event: Event) -> None:
-        """Record that the memory is in use until `event`, which may be recorded again, but only after later work."""
+        """Record that the memory is in use until `event` is complete. The event may be recorded again, but only after
+        later work, so that the free waits for that work too."""
         self.events[id(event)] = event
 
     def order(self, stream: Stream) -> None:
@@ -117,7 +120,7 @@ class Pool(Owned):
         weakref.finalize(owner, _dropped, weakref.ref(self), block.ptr).atexit = False
 
     def flush(self) -> None:
-        """Free the queued blocks, each after the work of every stream that used it. See `lifetime.flush`."""
+        """Free the queued blocks, each after the work of every stream that used it (`lifetime.flush`)."""
         flush(self.device.driver)
 
     def _free(self, block: Block) -> None:
@@ -125,7 +128,7 @@ class Pool(Owned):
             return
         home = self.device.stream if block.home.closed else block.home
         if home.capture_id() is not None:
-            raise CaptureError("in use by a capture")
+            raise CaptureError(f"memory cannot be freed on {home!r} while it is captured")
         block.order(home)
         with self.device.use():
             self.device.driver.cuMemFreeAsync(block.ptr, home.handle)

@@ -53,7 +53,8 @@ class SharedHostMemory(Owned):
         self._owns(driver, _unregister, address, self._mapped)
 
     def view(self, dtype: npt.DTypeLike) -> np.ndarray[Any, Any]:
-        """The memory as a 1-D numpy array of `dtype`, a structured one too, of whole elements."""
+        """The memory as a 1-D numpy array. `dtype` may be structured; bytes after the last whole element are left
+        out."""
         import numpy as np
 
         self._check_open()

@@ -37,7 +37,7 @@ class HasCudaStream(Protocol):
 
 StreamLike = SupportsCudaStream | HasCudaStream | SupportsInt
 """A stream: a `Stream`, an object of another library with `__cuda_stream__` or `cuda_stream`, or a handle as an int or
-a CUstream (0 and 1: the legacy default stream; 2: that of the calling thread)."""
+a CUstream (0 and 1: the legacy default stream; 2: the per-thread default stream of the calling thread)."""
 
 
 def _destroy_stream(driver: Driver, handle: int) -> None:
@@ -73,12 +73,12 @@ class Event(Owned):
         return self
 
     def synchronize(self) -> None:
-        """Block until the marked work is done; returns at once if never recorded."""
+        """Block until the work that `record` marked last is done. Returns at once if the event was never recorded."""
         self._check_open()
         self.device.driver.cuEventSynchronize(self.handle)
 
     def query(self) -> bool:
-        """True if the marked work is done, or if nothing was recorded. Does not wait."""
+        """True if the work that `record` marked last is done, or if the event was never recorded. Does not wait."""
         self._check_open()
         return _ready(self.device, "cuEventQuery", self.handle)
 
@@ -112,9 +112,10 @@ class Stream(Owned):
 
     @classmethod
     def wrap(cls, device: Device, stream: StreamLike, argument: str = "stream") -> Stream:
-        """A Stream for a foreign one: a Stream, an object with `__cuda_stream__`, `.cuda_stream` or `.ptr`, or an int.
+        """A Stream for `stream`: for an object with `__cuda_stream__`, `.cuda_stream` or `.ptr`, or for a handle as an
+        int. A Stream is returned as it is.
 
-        0 and 1 stand for the device's legacy default stream, whose handle is 1 here, and 2 for its per-thread default
+        The ints 0 and 1 mean the device's legacy default stream, whose handle is 1 here, and 2 its per-thread default
         stream. `close()` does not destroy the foreign stream, and the foreign object is kept alive. The stream must
         outlive arrays that are allocated on it. Raises ArgumentError, naming `argument`, for any other value and for a
         stream of another device.
@@ -190,7 +191,7 @@ class Stream(Owned):
         """Order later work on this stream after `event`, which may be of any device of this driver."""
         self._check_open()
         if not isinstance(event, Event):
-            raise ArgumentError("event", kind_of(event), "a drvfuse.Event; a stream is followed by Stream.follow")
+            raise ArgumentError("event", kind_of(event), "a drvfuse.Event; to wait for a stream, call Stream.follow")
         event._check_open()
         with self.device.use():
             self.device.driver.cuStreamWaitEvent(self.handle, event.handle, 0)
@@ -252,7 +253,10 @@ class Stream(Owned):
             return None
         if code:
             if int(code) == _CAPTURE_IMPLICIT:
-                raise CaptureError(f"{self!r} is the legacy default stream, and a stream that it orders is captured")
+                raise CaptureError(
+                    f"{self!r}, the legacy default stream, cannot be used while a stream that waits for it is being "
+                    "captured: use another stream"
+                )
             raise driver.error("cuStreamIsCapturing", (self.handle,), code)
         if int(found[1]) == _CAPTURE_INVALIDATED:
             raise CaptureError(f"the capture of {self!r} was invalidated by an operation that capture forbids")
@@ -286,7 +290,7 @@ def _ready(device: Device, call: str, handle: int) -> bool:
 
 
 def foreign_handle(stream: StreamLike, argument: str) -> int:
-    """The CUstream of a foreign stream; LEGACY for both names of the legacy default stream."""
+    """The handle of a foreign stream; LEGACY for both handles of the legacy default stream, 0 and 1."""
     handle = _handle_of(stream, argument)
     if not 0 <= handle < 1 << 64:
         raise ArgumentError(argument, handle, "a stream handle")

@@ -135,7 +135,7 @@ class PhysicalMemory(Owned):
 class ImportedMemory(Owned):
     """`nbytes` of memory of another process, from a descriptor that it has exported, for `device`.
 
-    The caller keeps the descriptor, and may close it. The memory exists as long as this object or a mapping of it.
+    The caller keeps the descriptor, and may close it. The memory exists while this object or a mapping of it is open.
     """
 
     def __init__(self, device: Device, descriptor: int, nbytes: int) -> None:
@@ -243,7 +243,7 @@ class SymmetricBuffer(Owned):
     Contents are undefined at first. No kernel may use the memory when it is closed.
 
     `multicast_ptr` is None unless `Group.symmetric(nbytes, multicast=True)` has made the buffer. Then it is one address
-    that stands for byte 0 of every part, on every device. Only `multimem` instructions may use it.
+    of byte 0 of every part, valid on every device. Only `multimem` instructions may use it.
     """
 
     def __init__(self, devices: Sequence[Device], nbytes: int) -> None:
@@ -266,7 +266,8 @@ class SymmetricBuffer(Owned):
         multicast: Owned | None = None,
         multicast_ptr: int | None = None,
     ) -> SymmetricBuffer:
-        """A buffer of `parts`, by rank. It owns the parts and `users`, the objects that map the multicast address.
+        """A buffer of `parts`, one for each rank. It owns the parts, and `multicast`, the object that is mapped at
+        `multicast_ptr`.
 
         The parts of the ranks `own` are on devices of this process."""
         self = cls.__new__(cls)
@@ -275,7 +276,7 @@ class SymmetricBuffer(Owned):
         return self
 
     def _take(self, parts: Sequence[MappedMemory], own: Sequence[int], *users: Owned) -> None:
-        """Take ownership of `parts`, and of their `users`, which are closed first."""
+        """Take ownership of `parts`, and of `users`: objects that use the parts and are closed before them."""
         self._own = tuple(own)
         self.devices = tuple(parts[rank].device for rank in own)
         self.nbytes = parts[0].nbytes
@@ -310,7 +311,9 @@ class SymmetricBuffer(Owned):
             raise ArgumentError("offset", offset, f"a multiple of {element.itemsize}, the size of {element}, from 0 on")
         if offset + nbytes > self.nbytes:
             raise ArgumentError(
-                "shape", f"{counted(nbytes, 'byte')} from {offset} on", f"inside the {self.nbytes} of the buffer"
+                "shape",
+                f"{counted(nbytes, 'byte')} from byte {offset} on",
+                f"inside the buffer, which has {counted(self.nbytes, 'byte')}",
             )
         places = zip(self._own, self.devices, strict=True)
         return [view(self.ptrs[rank] + offset, dimensions, element, device, owner=self) for rank, device in places]

@@ -31,8 +31,8 @@ _RUN: pytest.StashKey[Run] = pytest.StashKey()
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     _keep_as_written(pluginmanager)
     group = parser.getgroup("emu", "emulated CUDA driver (drvfuse)")
-    # Each setting has two options: if one option had an optional value, it would take a path after the option as that
-    # value.
+    # --emu-race and --emu-race=hardware are two flags, and not an option with an optional value, because such an option
+    # would take a test path after `--emu-race` as its value.
     group.addoption(
         "--emu-race",
         "--emu-race=hardware",

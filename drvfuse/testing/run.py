@@ -55,7 +55,7 @@ class Reports:
 
 
 class Run:
-    """A test's machine, with the options of its mark. `race` is the detector's profile if the mark has none."""
+    """A test's machine, with the options of its mark. `race` is the detector's profile if the mark names none."""
 
     def __init__(self, item: pytest.Item, seed: int, options: Mapping[str, Any], race: str | None) -> None:
         self._replay = _replay(item)

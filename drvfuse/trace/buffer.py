@@ -92,7 +92,7 @@ class Trace:
             device.stream.synchronize()
         self._launches = 0
         self._sections: list[Section] = []
-        self._living: weakref.WeakSet[Section] = weakref.WeakSet()  # the parts of all calls that may still be launched
+        self._living: weakref.WeakSet[Section] = weakref.WeakSet()  # sections of calls that may still be launched
         self._clocks: tuple[Clock, ...] | None = None
 
     def __repr__(self) -> str:
@@ -121,7 +121,8 @@ class Trace:
         if words > layout.MOST_WORDS // writers:
             most = layout.MOST_WORDS // writers - layout.block_words(0, rounds * peers)
             shown = f"of {kernel} with {phases} phases a block"
-            raise ArgumentError("trace", shown, f"of at most {most}: a smaller call, or more blocks")
+            expected = f"of at most {most} phases a block: make a smaller call, or use more blocks"
+            raise ArgumentError("trace", shown, expected)
         wanted = blocks * words * layout.WORD_BYTES
         offsets = [self._room(position, wanted, f"{counted(blocks, 'block')} of {kernel}") for position in positions]
         launch = self._launches, kernel, blocks, phases, rounds, peers
@@ -160,7 +161,8 @@ class Trace:
         )
 
     def clear(self) -> None:
-        """Delete all records, and free the parts of calls that were dropped. Waits for launches that write records.
+        """Delete all records, and free the room of calls that do not exist any more. Waits for the launches that write
+        records.
 
         Raises CaptureError while a stream of a device is being captured.
         """

@@ -93,5 +93,6 @@ def _names(ranks: list[int], lanes: _Lanes) -> list[dict[str, Any]]:
     found = [("process_name", rank, 0, f"rank {rank}") for rank in ranks]
     found += [("thread_name", rank, thread, name) for (rank, thread), name in sorted(lanes.threads.items())]
     return [
-        {"name": kind, "ph": "M", "pid": 1 + rank, "tid": at, "args": {"name": name}} for kind, rank, at, name in found
+        {"name": kind, "ph": "M", "pid": 1 + rank, "tid": thread, "args": {"name": name}}
+        for kind, rank, thread, name in found
     ]

@@ -80,7 +80,8 @@ def _ticks(kernel: Kernel, device: Device) -> tuple[float, float]:
 
 
 def _apart(kernel: Kernel, first: Device, second: Device) -> tuple[float, float] | None:
-    """(the global timer of `second` minus that of `first`, largest error), both in ns; None if they did not meet."""
+    """(the global timer of `second` minus that of `first`, largest error), both in ns. None if the kernels on the two
+    devices did not run at the same time."""
     flags = [device.zeros(1, "uint64") for device in (first, second)]
     times = [first.zeros((MEETINGS, 2), "uint64"), second.zeros(MEETINGS, "uint64")]
     launches = [

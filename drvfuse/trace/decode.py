@@ -29,7 +29,7 @@ BLOCK = "block"
 _NAMES = np.array([*layout.ROLES, BLOCK])
 _WAIT, _BARRIER, _FINISH = (layout.ROLES.index(role) for role in ("wait", "barrier", "finish"))
 _CLOCK = np.uint64((1 << layout.CLOCK_BITS) - 1)
-_LONG = 1000  # ticks of the timer from which on a block gives the rate of its SM's clock better than a calibration
+_LONG = 1000  # a block of more timer ticks gives the rate of its SM's clock better than a calibration does
 
 
 def records(sections: Sequence[Section], words: Mapping[int, Array], clocks: Mapping[int, Clock]) -> Array:
@@ -112,10 +112,11 @@ def _cycles(words: Array, entry: Array) -> Array:
 
 
 def _placed(table: Array, length: Array, clock: Clock) -> tuple[Array, Array]:
-    """(The time of each block's entry, in ns after its reading of the global timer; cycles per ns.)
+    """(when each block entered, in ns after the value that it read from the global timer at its entry; cycles per ns).
 
-    A reading may be up to one tick early. The reading at the exit, `length` cycles later, bounds the position of the
-    entry inside its tick; the middle of the possible interval is taken.
+    The timer advances in ticks, so a value may be up to one tick early. The value that the block read at its exit,
+    `length` cycles later, bounds the position of the entry inside its tick; the middle of the possible interval is
+    taken.
     """
     tick = clock.resolution_ns
     took = _cycles(table[:, 2], table[:, 0])

@@ -40,8 +40,8 @@ class TraceParams(ctypes.Structure):
 def block_words(phases: int, waits: int) -> int:
     """The number of words, which is even, for a block with up to `phases` phases and `waits` waits.
 
-    The last phase, "finish", has its word in the header. So one word of the other phases remains free, unless there
-    were too many phases.
+    The word of the last phase, "finish", is in the header. So at least one of the `phases` words stays 0; if none does,
+    the block had too many phases.
     """
     return -(-(HEADER_WORDS + waits + phases) // 2) * 2
 

@@ -50,7 +50,7 @@ class Skew:
 @dataclass(frozen=True)
 class Wait:
     """The mean and the largest time that blocks of `rank` waited for `peer`, and the share of the blocks' barriers at
-    which `peer` came last of all peers."""
+    which `peer` arrived last of all peers."""
 
     rank: int
     peer: int

@@ -276,5 +276,5 @@ def test_peers_are_measured_at_the_shapes_of_the_run(monkeypatch: pytest.MonkeyP
 def test_devices_without_peer_access_are_refused() -> None:
     with df.emu.Machine(devices=2, peers=False) as machine, df.Group.local(2, driver=machine) as group:
         measured = collectives.measure(group, "allreduce", [(2, 64)], ["auto"], [False], EMULATED, with_peers=False)
-        with pytest.raises(df.errors.Unsupported, match="need peer access between all GPUs"):
+        with pytest.raises(df.errors.Unsupported, match="needs peer access between all GPUs"):
             next(measured)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of the other FP8 ops of COAT on the emulated driver, where its times have no meaning."""
+"""The benchmark of COAT's FP8 ops other than RMSNorm, on the emulated driver, where its times have no meaning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from drvfuse.bench import fp8_siblings
 
 pytestmark = pytest.mark.emulated
 
-# For each op, the bytes per input element of all arrays of the input's shape and of the scales of groups.
+# For each op, the bytes that a call reads and writes, per element of the input. Arrays of the input's shape and scales
+# of groups count; smaller arrays do not.
 ELEMENT = (3, 3, 4, 4, 3.125, 3.125, 5.125, 5.125, 2.25, 7.125, 8.25, 7.125, 9.125)
 
 

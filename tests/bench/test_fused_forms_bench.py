@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`drvfuse bench fused-forms` on emulated GPUs, where its times mean nothing, and the bytes that its floors count."""
+"""`drvfuse bench fused-forms` on emulated GPUs, where its times mean nothing, and the bytes that make its wire
+times."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ def test_received_bytes_of_two_shots_are_inputs_of_owned_rows_and_results_of_oth
         (["--form", "fp7"], "--form is 'fp7'; it must be one of 'row', 'row-bfloat16-scales'"),
         (
             ["--form", "heads-128", "--shape", "2x64"],
-            "--shape is '2x64'; it must be of columns that the groups or heads of heads-128 divide",
+            "it must be rows x columns, columns a multiple of the group or head size of the form heads-128",
         ),
         (["--op", "allreduce"], "--op is 'allreduce'; it must be one of 'allreduce-rmsnorm-fp8', 'reduce-scatter"),
         (["--shape", "2x16392"], "--shape is '2x16392'; it must be of at most 16384 columns"),

@@ -37,7 +37,7 @@ def test_every_time_is_measured_for_a_shape(monkeypatch: pytest.MonkeyPatch) -> 
 def test_options_select_the_measured_shapes() -> None:
     assert gemv_shape("2112x7168x1536") == (2112, 7168, 1536)
     assert gemv_shape("512X1024") == (512, 1024, 384)
-    with pytest.raises(ArgumentError, match="must be of at most 8 normed columns"):
+    with pytest.raises(ArgumentError, match="must be of at most N = 8 normed columns"):
         gemv_shape("8x8x9")
     for wrong in ("512", "8x8x8x8", "8x0"):
         with pytest.raises(ArgumentError, match="--shape"):

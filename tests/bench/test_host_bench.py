@@ -38,7 +38,8 @@ def test_more_gpus_than_there_are_is_refused(capsys):
 
 @pytest.mark.emulated
 def test_a_launch_makes_its_context_current_and_queries_each_stream_once(counted_calls):
-    """A launch makes its context current and asks once for each stream whether it is captured, and nothing else."""
+    """Besides the launch itself, the only driver calls make a context current, and ask each stream once whether it is
+    captured."""
     with df.emu.Machine(devices=4) as machine, host.cases(get_driver(machine), 4) as cases:
         for case in cases:
             driver, streams = get_driver(machine), len(case.streams)

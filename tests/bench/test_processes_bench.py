@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`drvfuse bench processes`: one process and several on the same devices, in turns."""
+"""`drvfuse bench processes`: calls in one process and in several processes, alternately, on the same devices."""
 
 from __future__ import annotations
 

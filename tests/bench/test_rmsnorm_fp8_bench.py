@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark of the norm on one device on the emulated driver, where its times have no meaning."""
+"""The benchmark of `rmsnorm_fp8`, the norm on one device, on the emulated driver, where its times have no meaning."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from drvfuse.bootstrap.board import Board
 
 
 def each(boards: Sequence[Board], call: Callable[[Board], Any]) -> list[Any]:
-    """Run `call(board)` on a thread for each board. Return the results in order, and for a call that raised
-    its exception."""
+    """Run `call(board)` on a thread for each board. Return for each board, in order, the result of the call or the
+    exception that it raised."""
 
     def caught(board: Board) -> Any:
         try:

@@ -77,7 +77,7 @@ def test_a_time_out_names_the_missing_rank_and_what_each_rank_waits_for(boards):
         assert error.waiting[0] == error.waiting[3] == "export the workspace"
         assert error.waiting[1] == "it is connected, and in no step since: join"
         assert str(error).startswith(
-            "export the workspace failed: ranks 1 and 2 did not come within 0.2 s (rank 1: it is"
+            "export the workspace failed: ranks 1 and 2 did not take part within 0.2 s (rank 1: it is"
         )
 
 

@@ -39,7 +39,7 @@ def job(request, monkeypatch):
 
 
 def at_once(*calls):
-    """Run each call on a thread of its own. Return the results, and for a call that raised its exception."""
+    """Run each call on a thread of its own. Return for each call its result, or the exception that it raised."""
 
     def caught(call):
         try:
@@ -128,7 +128,7 @@ def test_two_processes_with_the_same_rank_are_refused(job, complete):
             rendezvous._joined[(job(1).job, 3), 1] = 0  # as if the second process were still at its first group
         else:
             time.sleep(0.2)
-        with pytest.raises(GroupMismatch, match=f"process {os.getpid()} and process {os.getpid()} both came as"):
+        with pytest.raises(GroupMismatch, match=f"process {os.getpid()} and process {os.getpid()} both connected as"):
             connect(job(1), timeout=5)
         if complete:
             values = at_once(*(lambda board=board: board.gather("unharmed", b"") for board in boards))
@@ -142,7 +142,7 @@ def test_two_processes_with_rank_0_are_refused(job):
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(connect, job(0), 1)
         time.sleep(0.1)
-        with pytest.raises(GroupMismatch, match="both came as rank 0 of one job"):
+        with pytest.raises(GroupMismatch, match="both act as rank 0 of one job"):
             connect(job(0), timeout=5)
         assert type(first.exception(5)) is GroupTimeout
 
@@ -185,7 +185,7 @@ def test_a_wrong_secret_is_an_error_on_both_sides(job):
     )
     assert type(second) is GroupMismatch and second.what == "DRVFUSE_SECRET"
     assert type(first) is GroupTimeout and first.missing == (1,)
-    assert first.waiting[1] == "it has not connected, but someone at 127.0.0.1 came as this rank with a wrong secret"
+    assert first.waiting[1] == "it has not connected, but someone at 127.0.0.1 tried to with a wrong secret"
     for error in (first, second):
         assert "0123456789abcdef" not in str(error) and "fedcba9876543210" not in str(error)
 

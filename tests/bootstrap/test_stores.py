@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores and communicators of other libraries: each kind passes the notice of rank 0 on, and broken ones are errors."""
+"""Stores and communicators of other libraries: each kind carries the notice of rank 0 to the other ranks, and a broken
+store or communicator raises an error."""
 
 from __future__ import annotations
 
@@ -164,9 +165,9 @@ def test_a_store_that_loses_the_key_ends_in_a_time_out_that_says_so(kind):
         (b"", "it holds nothing"),
         (None, "get returned None, not bytes"),
         ("text", "get returned a str, not bytes"),
-        (b"garbage", "no notice of drvfuse"),
-        (b"[]", "no notice of drvfuse"),
-        (b'{"group": 1}', "no notice of drvfuse"),
+        (b"garbage", "no address that drvfuse has written"),
+        (b"[]", "no address that drvfuse has written"),
+        (b'{"group": 1}', "no address that drvfuse has written"),
     ],
 )
 def test_a_store_with_a_foreign_value_ends_in_a_time_out_that_says_so(value, text):
@@ -189,7 +190,7 @@ def test_an_exception_of_a_store_is_raised_on_rank_0_with_its_name():
 
 def test_two_groups_connecting_by_one_store_at_once_is_an_error():
     class Crossed(OurStore):
-        """A store to which rank 0 of another group writes a notice after this group has read that of its own rank 0."""
+        """A store in which rank 0 of another group overwrites the notice of this group's rank 0, after it was read."""
 
         def get(self, key: str, timeout: float) -> bytes:
             value = super().get(key, timeout)

@@ -226,7 +226,7 @@ def _wait_for_workers(pid: int) -> list[str]:
 
 
 def _works(pid: str) -> bool:
-    """Whether a child process is a worker: there is another one, the resource tracker of multiprocessing."""
+    """True if a child process is a worker. The only other child process is the resource tracker of multiprocessing."""
     try:
         return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except FileNotFoundError:

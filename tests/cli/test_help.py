@@ -80,6 +80,6 @@ def test_a_shell_completes_names_of_commands_options_and_values(line: str, offer
     argcomplete = pytest.importorskip("argcomplete")
     finder = argcomplete.CompletionFinder(command_line())
     prequote, prefix, _, words, position = argcomplete.split_line(line)
-    # the public methods write to the file descriptors of a shell, or need readline
+    # A private method is called, because the public ones write to file descriptors of a shell or need readline.
     found = {word.strip() for word in finder._get_completions(words, prefix, prequote, position)}
     assert {word for word in found if not word.startswith("-") or prefix.startswith("-")} == offered

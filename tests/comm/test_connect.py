@@ -125,7 +125,7 @@ def test_no_descriptor_stays_open(machine: df.emu.Machine, three: Ranks) -> None
     before = descriptors()
     three.connect()
     three.each(lambda group: group.symmetric(4096).close())
-    # each of the three mapped report blocks has two descriptors, of `mmap` and of the emulated driver
+    # for each of the three mapped report blocks, `mmap` and the emulated driver each hold a descriptor
     assert len(descriptors()) == len(before) + 6
     for group in three.groups:
         group.close()
@@ -170,7 +170,7 @@ def test_a_gpu_used_by_two_ranks_is_refused_and_both_are_named() -> None:
 
 
 def test_more_than_eight_ranks_of_a_host_and_hosts_of_unequal_size_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="9 ranks form a node; it must be so that at most 8 do"):
+    with pytest.raises(ArgumentError, match="9 ranks form a node; it must be such that at most 8 ranks form a node"):
         agree([record(gpu=str(i)) for i in range(9)])
     with pytest.raises(ArgumentError, match="1 on 'h', 2 on 'elsewhere'"):
         agree([record(gpu="a"), *(record(gpu=gpu, domain="elsewhere") for gpu in "bc")])

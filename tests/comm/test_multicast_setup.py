@@ -102,8 +102,8 @@ def test_the_failing_calls_cover_every_driver_call_of_a_set_up(
 
 @pytest.mark.parametrize("function", RANKS)
 def test_a_failing_call_leaves_nothing_on_any_rank(machine: df.emu.Machine, group: df.Group, function: str) -> None:
-    """Each driver call of each rank fails with each permanent code: one typed error names the call, the rank and the
-    code.
+    """Each driver call fails on each rank with each error code for which the set-up is not tried again. One typed
+    error names the call, the rank and the code.
     """
     before = machine.held()
     for (place, rank), code in itertools.product(enumerate(RANKS[function]), (1, 2, 401, 800, 801, 999)):
@@ -140,7 +140,7 @@ def test_a_set_up_that_is_not_ready_is_retried_by_all_ranks_a_bounded_number_of_
 def test_a_set_up_waits_for_a_late_rank(
     group: df.Group, machine: df.emu.Machine, pauses: list[float], counted_calls: Callable[..., list[str]]
 ) -> None:
-    """Every attempt is complete: all ranks begin again with a new multicast object."""
+    """While a rank is late, the set-up is tried again: in every attempt all ranks begin with a new multicast object."""
     machine.inject(BIND, 802, device=0, times=4)  # device 0 is that of rank 1
     buffers: list[df.SymmetricBuffer] = []
     counts = Counter(counted_calls(group.driver, lambda: buffers.append(group.symmetric(UNIT, multicast=True))))

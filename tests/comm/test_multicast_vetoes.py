@@ -136,7 +136,8 @@ def test_an_ambiguous_setting_forbids_multicast(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_the_refusal_of_the_test_suite_holds_without_a_veto(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process the `Driver` of the CUDA driver refuses to create an object even if the environment allows it."""
+    """In the test process, a `Driver` object named "cuda" refuses to create a multicast object even if no variable of
+    the environment forbids it."""
     if os.environ.get("DRVFUSE_TEST_MULTICAST") == "1":
         pytest.skip("the owner of this machine allows multicast objects")
     monkeypatch.setattr("drvfuse.runtime.multicast_support.vetoes", list)

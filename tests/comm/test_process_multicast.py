@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multicast memory over ranks in processes of their own: on all or on none; the collectives that use it."""
+"""Multicast memory of groups with a process per rank: it is set up on all ranks or on none, and collectives use it."""
 
 from __future__ import annotations
 

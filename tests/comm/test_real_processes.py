@@ -235,7 +235,8 @@ def killed_in_a_call(rank: int, size: int, victim: int) -> Any:
             time.sleep(0.01)
         with pytest.raises(BarrierTimeout) as caught:
             group.check()
-        assert victim in caught.value.ended, str(caught.value)  # a survivor may have closed its group by now
+        # `ended` may also have survivors, as they may have closed their groups by now
+        assert victim in caught.value.ended, str(caught.value)
         with pytest.raises(RankEnded, match=f"rank {victim}"):
             group.reset()
         group.close()
@@ -336,8 +337,8 @@ def test_multicast_sums_of_processes_have_the_bits_of_the_reference(pool):
 @sizes(*FEW)
 def test_a_rank_that_never_connects_is_named(run, n):
     for rank, text in enumerate(run(n, left_out, 1)):
-        assert rank == 1 or ("rank 1 did not come within " in text and "has not connected" in text)
-    assert "rank 0 did not come" in run(n, left_out, 0)[1]
+        assert rank == 1 or ("rank 1 did not take part within " in text and "has not connected" in text)
+    assert "rank 0 did not take part" in run(n, left_out, 0)[1]
 
 
 @pytest.mark.parametrize("victim", [0, -1])

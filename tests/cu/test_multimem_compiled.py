@@ -93,7 +93,7 @@ def compiled(spec: CollectiveKernel, arch: str = "sm_90a") -> Image:
 
 
 def stores_to_all(spec: CollectiveKernel) -> set[str]:
-    """The forms of the stores to all ranks that a kernel has."""
+    """The types, such as ".v4.f32", with which a kernel's stores to all ranks (multimem.st) are expected."""
     if spec.algo == "one_stage":
         return set()
     if spec.op == "allreduce":

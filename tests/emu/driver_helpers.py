@@ -14,13 +14,13 @@ R = types.CUresult
 
 
 def ok(result: tuple[Any, ...]) -> Any:
-    """The values of a successful call."""
+    """Return the values of a call. Asserts that the call succeeded."""
     assert result[0] == R.CUDA_SUCCESS, result
     return None if len(result) == 1 else result[1] if len(result) == 2 else result[1:]
 
 
 def code(result: tuple[Any, ...]) -> Any:
-    """The CUresult of a call, which gives no values unless it succeeded."""
+    """Return the CUresult of a call. Asserts that a call that failed returned no values."""
     if result[0] != R.CUDA_SUCCESS:
         assert all(value is None for value in result[1:])
     return result[0]

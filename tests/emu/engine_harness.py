@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs CUDA C++ directly on the engine, without a machine."""
+"""Runs CUDA C++ directly on the native engine, without a `Machine`."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def line_of(source: str, mark: str) -> int:
 
 
 class Rig:
-    """A memory window, an engine, and arrays in the window."""
+    """A memory window, a native engine, and arrays in the window."""
 
     def __init__(self, seed: int = 0, **options: int) -> None:
         self.window = Window(1)
@@ -122,7 +122,7 @@ class Rig:
         )
 
     def finish(self, *launches: EngineLaunch) -> bool:
-        """Run until all launches have ended. Returns False if they never will."""
+        """Run until all launches have ended. Returns False if they can never end, as all their threads wait."""
         while not all(x.done or x.fault for x in launches):
             self.engine.run(launches)
             if self.engine.idle and not self.engine.advance_clock():
@@ -130,7 +130,7 @@ class Rig:
         return True
 
     def run(self, source: str, *args: int | float, **options: Any) -> EngineLaunch:
-        """Launch alone and run to the end; the launch must succeed."""
+        """Launch a kernel while no other runs, and run it to its end. Asserts that it succeeds."""
         launch = self.launch(source, *args, **options)
         assert self.finish(launch), launch.blocked()[:4]
         assert launch.fault is None, launch.fault

@@ -167,7 +167,8 @@ class Arguments:
 
 @contextlib.contextmanager
 def drivers(mode: str) -> Iterator[Any]:
-    """A function that makes a process of a machine: a machine of this process, or one that another process serves."""
+    """Yield a function that creates an emulated process. Its machine belongs to this process if `mode` is "here";
+    otherwise a child process serves the machine."""
     if mode == "here":
         with emu.Machine(devices=2, memory_bytes=64 << 20) as machine:
             yield lambda: machine.process("fuzz")

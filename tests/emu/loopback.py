@@ -116,8 +116,8 @@ FORMS = ("own", "as bytes")
 
 @contextmanager
 def initialised(form: str, devices: int) -> Iterator[Any]:
-    """The driver API of a new machine, one of FORMS: called directly, or with all calls written as bytes. The primary
-    context of device 0 is current."""
+    """Yield the driver API of a new machine. `form` is one of FORMS: functions are called directly, or all calls are
+    written as bytes and read again. The primary context of device 0 is current."""
     with Machine(devices=devices) as machine:
         machine.driver.cuInit(0)
         made = machine.driver if form == "own" else LoopbackDriver(machine)

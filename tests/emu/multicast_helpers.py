@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers of the tests of emulated multicast: objects made by calls of the driver."""
+"""Helpers for tests of emulated multicast. Their multicast objects are made by driver calls."""
 
 from __future__ import annotations
 

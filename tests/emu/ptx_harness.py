@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs translated PTX without an engine, one thread at a time. It is compiled as kernels are; its runtime functions are
-stubs that check nothing."""
+"""Runs translated PTX one thread at a time, without the native engine. The PTX is compiled as for the emulated driver,
+but the runtime functions that it calls are stubs that check nothing."""
 
 from __future__ import annotations
 

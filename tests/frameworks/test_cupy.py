@@ -161,7 +161,7 @@ def test_fp8_rows_are_bytes_to_cupy(connect: Any, ranks: int, rng: np.random.Gen
 def test_a_call_is_ordered_between_work_of_cupys_streams(
     connect: Any, ranks: int, non_blocking: bool, rng: np.random.Generator
 ) -> None:
-    """CuPy writes the inputs late before the call, and overwrites them directly after it."""
+    """Before the call CuPy queues a slow write of the inputs, and directly after the call it overwrites them."""
     hosts = randoms(rng, ranks, (64, 1024))
     with connect(ranks) as group:
         sources, inputs, outputs = arrays(group, hosts), zeros(group, (64, 1024)), zeros(group, (64, 1024))
@@ -206,7 +206,8 @@ def test_cupy_waits_for_results_on_its_current_stream(connect: Any, ranks: int, 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("non_blocking", [False, True])
 def test_cupys_graphs_replay_calls(connect: Any, ranks: int, non_blocking: bool, rng: np.random.Generator) -> None:
-    """Each device has a graph of CuPy's with its rank's part of the call between CuPy's own kernels."""
+    """Replays are right if CuPy captures a call in one graph per device, each with kernels of CuPy before and after the
+    part of the device's rank."""
     two, one = np.float32(2), np.float32(1)
     with connect(ranks) as group:
         x, y, total, out = (zeros(group, (16, 1024)) for _ in range(4))

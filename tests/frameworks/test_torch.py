@@ -170,7 +170,7 @@ def test_fused_fp8_rows_are_written_into_tensors(connect: Any, ranks: int, rng: 
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", RANKS)
 def test_a_call_is_ordered_between_work_of_torchs_streams(connect: Any, ranks: int, rng: np.random.Generator) -> None:
-    """torch writes the inputs late before the call, and overwrites them directly after it."""
+    """Before the call torch queues a slow write of the inputs, and directly after the call it overwrites them."""
     hosts = randoms(rng, ranks, (64, 1024), BF16)
     with connect(ranks) as group:
         sources, inputs = tensors(group, hosts), empty(group, (64, 1024), "bfloat16")
@@ -181,7 +181,7 @@ def test_a_call_is_ordered_between_work_of_torchs_streams(connect: Any, ranks: i
             with torch.cuda.stream(stream):
                 torch.cuda._sleep(DELAY)
                 x.copy_(source)
-        # Each rank's tensors are exported while its stream is torch's current stream of that device.
+        # The tensors are exported while each rank's stream of `streams` is torch's current stream on the rank's device.
         contexts = [torch.cuda.stream(stream) for stream in streams]
         for context in contexts:
             context.__enter__()
@@ -277,8 +277,8 @@ def test_graphs_of_drvfuse_replay_torchs_kernels(connect: Any, ranks: int, rng: 
 def test_launches_of_drvfuses_graphs_come_between_work_of_torchs_streams(
     connect: Any, ranks: int, rng: np.random.Generator
 ) -> None:
-    """torch writes the inputs late before each launch, and reads the results and overwrites the inputs directly after
-    it, on its current streams."""
+    """On its current streams, torch queues a slow write of the inputs before each launch. Directly after the launch it
+    reads the results and overwrites the inputs."""
     with connect(ranks) as group:
         x, total = (empty(group, (64, 1024), "float32") for _ in range(2))
         prepared = df.allreduce.prepare(group, x, total)

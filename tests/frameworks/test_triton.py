@@ -2,7 +2,8 @@
 """Kernels in Triton on drvfuse's arrays and streams, between collectives, and under the race detector.
 
 The emulated driver takes the PTX that Triton's compiler made, which is recorded in `triton_kernels.json` so that these
-tests run where Triton is missing; where it is installed they compile the kernels again. GPUs run its cubins.
+tests run where Triton is missing; where it is installed they compile the kernels again. On GPUs the tests run the
+cubins of Triton's compiler.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python processes that tests start import this module before all others. It puts the refusal of `multicast_refusal`
-into effect, and the division of `divided_gpu` if DRVFUSE_TEST_DIVIDE_GPU is set."""
+"""Python processes that tests start import this module before all others. In them it makes cuMulticastCreate fail, as
+`multicast_refusal` does in the test process, and divides the GPU (`divided_gpu`) if DRVFUSE_TEST_DIVIDE_GPU is set."""
 
 from __future__ import annotations
 

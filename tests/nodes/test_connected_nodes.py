@@ -316,7 +316,7 @@ def test_after_a_reset_on_all_ranks_calls_work_though_one_rank_has_failed_in_an_
             call(ranks.groups[3])
         del exchange[3].all_to_all
         ranks.each(lambda group: group.reset())
-        ranks.machine.reports.clear()  # these reports name words for which a kernel has stopped waiting
+        ranks.machine.reports.clear()  # the reports of the failed call: kernels stopped waiting
         for _ in range(2):
             for got, wanted in zip(ranks.each(call), expected, strict=True):
                 assert equal(got, wanted)

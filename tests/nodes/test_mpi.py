@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups over several nodes with MPI between them: processes of mpiexec, on the emulated GPUs of this process."""
+"""Groups over several nodes that exchange by MPI. The ranks are processes of mpiexec, and use emulated GPUs of the test
+process."""
 
 from __future__ import annotations
 
@@ -89,7 +90,7 @@ RANK = textwrap.dedent("""
             df.all_gather(group, rank.array(np.zeros((3 if group.node else 2, 64), np.uint8)))
             raise SystemExit("pieces whose sizes differ between nodes were not noticed")
         except errors.ExchangeError as error:
-            assert "(bytes)" in str(error), error
+            assert " bytes for " in str(error), error
         group.reset()
         df.allreduce(group, x)
         group.synchronize()

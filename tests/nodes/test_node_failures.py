@@ -66,7 +66,8 @@ def test_all_ranks_of_all_nodes_raise_if_the_calls_of_one_node_differ(rng, order
 
 
 class Watched(InProcess):
-    """An engine whose exchanges are watched, as if they might not end."""
+    """An exchange engine for which the group must enforce its time limit, as for one whose exchanges might never
+    end."""
 
     watched = True
 
@@ -181,4 +182,4 @@ def test_an_exchange_that_was_aborted_is_the_error_whatever_its_memory_holds(rng
             df.allreduce(group, xs)
         with pytest.raises(errors.ExchangeTimeout):
             group.synchronize()
-        assert group.workspace.reported()  # kernels took the sums for statuses of a failure
+        assert group.workspace.reported()  # kernels took the old sums for statuses of failed nodes

@@ -66,7 +66,8 @@ class ThreadExchange:
                 self._copy(part, values, place.address)
 
     def _meet(self, part: Part, address: int) -> list[np.ndarray]:
-        """The numbers of the peers in every node; the number of this node is read from `address`."""
+        """Exchange the `part.count` float32 values at `address` with the peers in the other nodes. Return the values of
+        all nodes, in the order of the nodes."""
         part.stream.synchronize()
         return self._exchange_values(part, self._read(part, address, 4 * part.count).view(np.float32))
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps over several nodes bring every byte where the table of the collective says, whatever the nodes are."""
+"""The steps of collectives that move bytes over several nodes: simulated for any division of the ranks into nodes, they
+bring every byte to the place that the collective's definition gives it."""
 
 from __future__ import annotations
 

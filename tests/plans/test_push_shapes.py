@@ -77,7 +77,8 @@ def check_rounds(shape: PushShape, total: int, step: int, per_step: int, workspa
 
 
 def check_shares(shape: PushShape, most: int) -> None:
-    """The shares that all warps or blocks of the grid add to the epoch sum to one unit, or to none."""
+    """Check that what all warps, or all blocks, of the grid add to the epoch is together EPOCH_UNIT, or 0 for an even
+    number of rounds."""
     blocks = shape.blocks(most)
     assert blocks % shape.cluster == 0 and 1 <= blocks // shape.cluster <= shape.units
     assert blocks <= max(most, shape.cluster)
@@ -89,8 +90,8 @@ def check_shares(shape: PushShape, most: int) -> None:
 
 
 def check_relays(shape, work):
-    """In a two-shot call of several rounds among more than two ranks, a rank may learn through a third rank that a peer
-    has cleared its slots.
+    """Check that `relays` is set exactly for two-shot calls of several rounds among more than two ranks. In these a
+    rank may learn through a third rank that a peer has cleared its slots.
     """
     assert shape.relays == (work.algo == "push_two_shot" and shape.rounds > 1 and work.ranks > 2)
 
@@ -141,7 +142,8 @@ def test_plans_of_the_fused_op_cover_all_rows_and_fit_the_slots(case, most):
 @given(allreduces() | norms(), st.integers(1, 300))
 @settings(max_examples=50)
 def test_a_traced_block_has_room_for_its_phases(case, most):
-    """In each round a block sends each of its units, and later reduces or gathers it."""
+    """The plan reserves enough phases for every unit of a block: in each round the block sends it, and later reduces or
+    gathers it."""
     work, *size, given = case[:-1] if len(case) == 5 else case
     if work.op == "allreduce":
         shape, _ = planned(lambda nbytes: allreduce_shape(work, *size, nbytes), given)
@@ -210,7 +212,8 @@ def test_blocks_are_counted_by_cluster():
 
 
 def test_half_a_workspace_can_be_addressed_with_32_bits():
-    """A half of the slots has half of the workspace and GREETINGS_BYTES more, but is always smaller than 4 GiB."""
+    """A half of the slots is GREETINGS_BYTES larger than half of the bytes that the user asked for, except where it
+    would reach 4 GiB."""
     for nbytes in (4096, 4351, 64 << 20, 8 << 30, 1 << 40):
         half = half_bytes(nbytes)
         assert half % 128 == 0 and half < 1 << 32

@@ -175,7 +175,10 @@ def test_sites_name_their_source_line():
             "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b64 [%r0], {%d0, %d1, %d2, %d3}, [%r2];",
             "too wide",
         ),
-        ("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%r0], %r1, [%r2];", "2 element(s) expected"),
+        (
+            "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%r0], %r1, [%r2];",
+            "of 2 element(s) is expected",
+        ),
         ("st.async.release.global.b32 [%d0], %r1;", ".shared::cluster is expected"),
         ("mapa.shared::cta.u32 %r0, %r1, 0;", "unsupported modifier .shared::cta"),
         ("mapa.shared::cluster.b32 %r0, %r1, 0;", ".u32 .u64 is expected"),
@@ -196,7 +199,7 @@ def test_sites_name_their_source_line():
         ("cp.async.mbarrier.arrive.shared::cluster.b64 [%r0];", "unsupported modifier .shared::cluster"),
         ("vadd.u32.u32 %r0, %r1, %r2;", "the types .u32 or .s32"),
         ("vadd.u32.u32.u32 %r0.b0, %r1, %r2;", "a fourth operand"),
-        ("vadd.u32.u32.u32.min %r0.b0, %r1, %r2, %r3;", "a selector, or a second operation"),
+        ("vadd.u32.u32.u32.min %r0.b0, %r1, %r2, %r3;", "a second operation (.min) is not allowed"),
         ("vadd.u32.u32.u32 %r0, %r1.b4, %r2;", "unsupported selector .b4"),
         ("vmad.s32.s32.s32 %r0, -%r1, %r2, -%r3;", "the product or c, not both"),
         ("vadd2.s32.s32.s32 %r0, %r1.h40, %r2, %r3;", "unsupported selector .h40"),
@@ -278,7 +281,7 @@ def test_a_raw_module_neither_suspends_nor_has_kernels():
     for body in ("bar.sync 0;", ".reg .b32 r; mov.u32 r, %tid.x;", "exit;"):
         with pytest.raises(PtxError):
             translate(function.format(body), raw=True)
-    with pytest.raises(PtxError, match="no kernels"):
+    with pytest.raises(PtxError, match="must have no kernels"):
         translate(kernel(""), raw=True)
 
 

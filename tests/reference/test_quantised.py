@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of quantisation, against exact rational arithmetic and against bytes that are written out."""
+"""The rules of quantisation, compared with exact rational arithmetic and with literal bytes."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_peer_access_can_be_enabled_twice(driver: str) -> None:
         pytest.skip("devices 0 and 1 are no peers")
     a.enable_peer(b)
     assert a.peer_enabled(b)
-    a._peers.discard(b.index)  # disables the peer access as if another library had done it
+    a._peers.discard(b.index)  # forgets that peer access is enabled, as if another library had enabled it
     a.enable_peer(b)
     assert a.peer_enabled(b) and a.peer_enabled(a)
 
@@ -216,7 +216,7 @@ def test_arguments_that_are_not_streams_or_events_are_refused(driver, refused):
     stream = df.device(0, driver=driver).stream
     with df.Graph.capture([df.Stream(stream.device)]) as graph:
         pass
-    refused(lambda: stream.wait(stream), "event", "must be a drvfuse.Event; a stream is followed by Stream.follow")
+    refused(lambda: stream.wait(stream), "event", "must be a drvfuse.Event; to wait for a stream, call Stream.follow")
     refused(lambda: stream.record(3), "event", "is an int")
     refused(lambda: stream.follow(stream.handle), "other", "Stream.wrap(device, stream)")
     refused(lambda: graph.launch(stream.handle), "stream", "Stream.wrap(device, stream)")

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of array libraries that ops must keep, by stand-ins for torch and for a library without current streams."""
+"""The rules of array libraries that ops must keep, tested with stand-ins: one behaves like torch, and one like a
+library that has no current streams."""
 
 from __future__ import annotations
 
@@ -234,7 +235,7 @@ def test_a_graph_that_holds_the_launch_of_a_graph_is_ordered_with_the_same_strea
         group.synchronize()
 
 
-@pytest.mark.emulated  # whether a real driver detects such a handle is not specified
+@pytest.mark.emulated  # what a real driver does with the handle of a destroyed stream is undefined
 def test_a_stream_that_its_library_has_destroyed_does_not_order_launches_of_a_graph(rng: np.random.Generator) -> None:
     with emu.Machine(devices=1) as machine, df.Group.local(1, driver=machine, max_blocks=4) as group:
         (rank,), values = group, rng.standard_normal((2, 256)).astype(np.float32)
@@ -247,7 +248,7 @@ def test_a_stream_that_its_library_has_destroyed_does_not_order_launches_of_a_gr
         graph.launch(rank.stream)
         with blocked(rank.stream):
             graph.launch(rank.stream)
-            assert not streams[1].query()  # the other stream is ordered as before
+            assert not streams[1].query()  # the launch still orders the stream that is open
         group.synchronize()
         assert (bits(result.numpy()) == bits(values)).all()
 
@@ -357,7 +358,7 @@ def test_arrays_of_a_library_without_a_stream_api_are_not_exported_during_a_capt
     (rank,) = group
     foreign, output = Immutable(rank.array(np.full((2, 256), 3, np.float32))), rank.zeros((2, 256), "float32")
     prepared = df.allreduce.prepare(group, foreign, output)
-    with pytest.raises(CaptureError, match=r"inputs would be waited for .*\. Prepare the call before"):  # noqa: SIM117
+    with pytest.raises(CaptureError, match=r"would have to wait for inputs, .*\. Prepare the call before"):  # noqa: SIM117
         with df.Graph.capture([rank.stream]):
             df.allreduce(group, foreign, output)
     with df.Graph.capture([rank.stream]) as graph:
@@ -394,7 +395,8 @@ def test_arrays_of_the_legacy_stream_are_used_in_a_capture_of_a_stream_that_it_o
 def test_another_library_captures_each_ranks_part_in_a_graph_of_its_own(
     driver: str, flags: int, rng: np.random.Generator
 ) -> None:
-    """torch and CuPy capture in this way: globally, one graph per device, with arrays on the legacy default stream."""
+    """torch and CuPy capture in this way: in the capture mode "global", in one graph per device, with arrays on the
+    legacy default stream."""
     with df.Group.local(4, driver=driver, max_blocks=4) as group:
         api = group.driver
 

@@ -149,7 +149,7 @@ def test_wrong_sizes_and_offsets_are_refused_before_a_driver_call(
     refused(lambda: multicast.bind_memory(devices[0], 5), "memory", "an int")  # type: ignore[arg-type]
     assert machine.held() == held and not machine.reports
     bind(nbytes=UNIT)
-    refused(lambda: bind(), "offset", "apart from")
+    refused(lambda: bind(), "offset", "does not overlap")
 
 
 def test_lists_of_devices_that_cannot_form_a_team_are_refused(

@@ -24,7 +24,7 @@ OPTIONS = ("-p", plugin.__name__, "-p", "no:cacheprovider", "--strict-markers")
 
 @pytest.fixture(scope="session")
 def _loaded() -> None:
-    """Import modules that an inner run would otherwise import again and drop."""
+    """Import modules once for all inner runs, each of which would otherwise import them and drop them at its end."""
     with Machine(devices=1) as machine, switched(machine):
         device = df.device(0, driver=machine)
         x = device.zeros(1, "int32")
@@ -37,7 +37,7 @@ def _loaded() -> None:
 def inner(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, _loaded: None) -> Callable[..., pytest.RunResult]:
     """`inner(source, *options)`: run pytest on a test module, with the plugin alone, in this process.
 
-    With `apart=True` pytest runs in a process of its own, in which it may start others.
+    With `apart=True` pytest runs in a process of its own, which may start worker processes.
     """
     variables = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "DRVFUSE_CACHE_DIR": CACHE, "PYTHONPATH": PATH}
     for name, value in variables.items():

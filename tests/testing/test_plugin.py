@@ -110,7 +110,7 @@ def test_said(emu_machine):
     result = inner(source, "--emu-race", "--emu-seeds=4")
     result.assert_outcomes(passed=1 + 3 + 4, failed=1)
     result.stdout.fnmatch_lines(["replay: pytest 'test_*.py::test_seeds[[]seed3[]]' --emu-race --emu-seeds=4"])
-    strict = inner(source, "--emu-race=strict")  # the option asks for another profile of the detector than each test
+    strict = inner(source, "--emu-race=strict")  # `test_seeds` fails, as it asserts that the profile is not strict
     strict.assert_outcomes(passed=2, failed=2)
     strict.stdout.fnmatch_lines(["replay: pytest 'test_*.py::test_seeds[[]seed0[]]' --emu-race=strict"])
 
@@ -306,7 +306,7 @@ def test_it(emu_machine):
 
 
 def test_the_plugin_does_not_affect_other_tests(pytester: pytest.Pytester) -> None:
-    """The run has the entry point of a wheel and is a process of its own."""
+    """pytest runs in a process of its own, and finds the plugin by the entry point that a wheel has."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"drvfuse": plugin.__name__}
     site = pytester.mkdir("site")

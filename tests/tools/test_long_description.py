@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README as a package index shows it has no link to a path."""
+"""The form of the README that a package index shows has no links to paths in the repository."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of PTX instructions is what the translator makes of their examples."""
+"""docs/ptx.md, the table of PTX instructions, is the page that `tools.ptx_table` makes by translating its examples."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_files_that_cannot_be_written_are_refused(
     for option, name in (("--out", "t.json"), (image, "t.png")):
         inside = tmp_path / "none" / name
         folder = repr(str(inside.parent))
-        assert f"{option} is '{inside}'; it must be in a folder that exists, and {folder} is none" in refused(
+        assert f"{option} is '{inside}'; it must be in a folder that exists; there is no folder {folder}" in refused(
             capsys, command, option, str(inside)
         )
         assert f"{option} is '{tmp_path}', a folder; it must be the path of a file" in refused(

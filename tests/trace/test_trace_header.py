@@ -93,7 +93,8 @@ def test_the_kernel_and_the_host_have_the_same_roles_and_parameters():
 
 @pytest.mark.parametrize("word", ["clock64", "globaltimer", "smid"])
 def test_each_trace_call_reads_its_clocks_once(word):
-    """The kernel has two writers, each with an entry, a start and an exit, one stamp, and three laps."""
+    """The compiled kernel reads each clock as often as its trace calls need: it has two writers, each with an entry, a
+    start and an exit, and together one stamp and three laps."""
     expected = {"clock64": 3 + 3 + 1 + 2 + 1, "globaltimer": 2 + 2, "smid": 2}
     assert len(re.findall(rf"mov\.u(?:32|64) \S+, %{word};", ptx(KERNEL, on=True))) == expected[word]
 
@@ -110,11 +111,12 @@ def plain_sources(folder: Path) -> None:
 
 
 def comparable(ptx: str, folder: Path) -> str:
-    """PTX of sources in a folder, without names (of the folder, inlined functions and registers) and line numbers.
+    """The PTX of sources in a folder in a form that can be compared: without the folder's name, lines for debuggers and
+    names of inlined functions, and with registers numbered by their first appearance.
 
-    The compiler may put a `.loc` before or after an instruction such as a move, which is not code. The table of names
-    at the end of the PTX is for debuggers; a name holds the types of the arguments, so also a Trace. Registers are
-    numbered by their first appearance: the compiler counts also those that it has removed.
+    `.loc` lines go, because the compiler puts some of them before an instruction and some after it. The table of names
+    at the end goes, because its names contain the types of arguments, and one of them is Trace. Registers are numbered
+    anew, because the compiler also counts those that it has removed.
     """
     code, table, _ = ptx.replace(str(folder), "").partition("\t.section\t.debug_str")
     assert table

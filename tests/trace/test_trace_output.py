@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is made of trace records: a common time axis, figures, a Chrome trace, tables and an image."""
+"""What drvfuse computes from trace records: a common time axis, figures, a Chrome trace, tables and an image."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lap(role: int, clock: int) -> int:
 
 
 def block(entry_ns, entry, exit_ns, *laps, exit, waits=(), room=6, sm=3):
-    """The words of a block with room for that number of phases."""
+    """The words that a block writes to a trace with space for `room` phases."""
     words = [entry_ns, entry, exit_ns + (sm << 48), exit, *waits, *laps]
     return [*(word % 2**64 for word in words), *[0] * (layout.block_words(room, len(waits)) - len(words))]
 
@@ -83,13 +83,13 @@ def test_more_phases_than_were_expected_are_an_error():
 
 def test_entry_and_exit_together_bound_the_start_within_a_clock_tick():
     coarse = Clock(resolution_ns=1000.0, cycles_per_ns=1.0, offset_ns=0.0, error_ns=0.0)
-    # The block lasted 700 ns and ended a tick later: it entered in the last 700 ns of its tick, or else in the first
-    # 300.
+    # The global timer has ticks of 1000 ns, and both blocks last 700 ns. One ends in the tick after the one in which it
+    # began, so it began in the last 700 ns of a tick. The other ends in the same tick, so it began in the first 300 ns.
     late = block(5000, 0, 6000, exit=700)
     early = block(5000, 0, 5000, exit=700)
     found = records(late, early, clock=coarse)
     assert found["start_ns"].tolist() == [500, 500, 0, 0]
-    # A long block measures its own rate.
+    # For a long block, the clock rate is computed from the block's own entry and exit.
     found = records(block(5000, 0, 5000 + 4_000_000, lap(LOAD, 1_000_000), exit=2_000_000), clock=coarse)
     assert found["end_ns"].tolist() == [4_000_000, 2_000_000, 4_000_000]
 

@@ -94,8 +94,8 @@ def verdicts(driver: str, stored: dict[str, fixture.Stored]) -> list[verdict.Ver
 def compare(driver: str, paths: list[Path]) -> int:
     stored: dict[str, fixture.Stored] = {}
     for path in paths:
-        answers, told = fixture.load(path)
-        print(", ".join(f"{key} {value}" for key, value in told.items()))
+        answers, origin = fixture.load(path)
+        print(", ".join(f"{key} {value}" for key, value in origin.items()))
         stored |= answers
     return show(verdicts(driver, stored))
 
@@ -112,14 +112,15 @@ def record_matrix(driver: str, times: int, out: Path, whole: Path | None) -> int
 
 
 def compare_matrix(driver: str, times: int, path: Path) -> int:
-    stored, told = fixture.load(path)
-    print(", ".join(f"{key} {value}" for key, value in told.items()))
+    stored, origin = fixture.load(path)
+    print(", ".join(f"{key} {value}" for key, value in origin.items()))
     given = matrix.answers(df.device(0, driver=driver), times)
     return show([verdict.judge_output(name, stored.get(name), answer) for name, answer in given.items()])
 
 
 def show(found: list[verdict.Verdict]) -> int:
-    """Print the forms that are not equal, then a table of verdicts by opcode. Returns 1 if a form differs."""
+    """Print the forms whose results do not equal the recorded ones, then the numbers of verdicts by opcode. Returns 1
+    if a form is outside its bound or stale."""
     counts: dict[str, Counter[str]] = {}
     for v in found:
         counts.setdefault(v.name.split(".")[0].split()[0], Counter())[v.status] += 1
@@ -137,7 +138,8 @@ def show(found: list[verdict.Verdict]) -> int:
 
 
 def both(extra: int) -> int:
-    """Run both drivers on the fixture's operands and `extra` random ones, and print the forms that differ."""
+    """Run all forms on both drivers, with the fixture's operands and `extra` random ones, and print the forms whose
+    results differ. Returns 1 if there are any."""
     devices = [df.device(0, driver=name) for name in ("emu", "cuda")]
     wrong = 0
     for batch in batches():
@@ -150,7 +152,7 @@ def both(extra: int) -> int:
             bad = np.flatnonzero(check(a, b, sources, form.result) if check else (a != b).reshape(len(a), -1).any(1))
             if len(bad):
                 wrong += 1
-                print(f"{form.name}: {len(bad)} of {len(a)} rows")
+                print(f"{form.name}: the results of {len(bad)} of {len(a)} rows differ")
                 for row in bad[:4]:
                     values = ", ".join(f"{int(c[row]):#x}" for c in sources)
                     print(f"    ({values}) gives {a[row]!r}, GPU {b[row]!r}")

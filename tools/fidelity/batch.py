@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PTX modules of forms with the same operand kinds. A kernel loads the operands once and stores each form's result.
+"""PTX modules of instruction forms with the same operand kinds. A kernel loads the operands once and stores the result
+of each form.
 
-A kernel's parameters are the operand columns (each as long as `rows`), PAIR, the results (one block of `rows` after
-the other), 16 bytes of scratch memory per row, and the number of rows. A thread has one row; blocks have BLOCK threads.
+A kernel's parameters are the operand columns (`rows` values each), PAIR, the results (`rows` values for each form), 16
+bytes of scratch memory per row, and the number of rows. A thread has one row; blocks have BLOCK threads.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ HEAD = ".version 8.8\n.target sm_90a\n.address_size 64\n"
 BLOCK = 64
 ROOM = 48  # bytes of shared memory per thread, at %room
 PAIR = 0x40490FDBC0B504F3  # a parameter of every kernel: the bits of two fp32 numbers
-KERNEL_FORMS = 40  # the most forms of a kernel, as compilers take long for large kernels
+KERNEL_FORMS = 40  # the most forms in a kernel; limited because compilers take long for large kernels
 
 TEMPORARIES = (
     ".reg .pred p, q; .reg .b16 h, i, j, k; .reg .b32 t, u, v; .reg .b64 l, m, n; .reg .f32 f, g; .reg .f64 d, e;"
@@ -42,7 +43,7 @@ def width(kind: str) -> int:
 
 @dataclass(frozen=True)
 class Batch:
-    """The forms of one module, in kernels of up to KERNEL_FORMS; all forms have the operand kinds `sources`."""
+    """The forms of one PTX module, at most KERNEL_FORMS in a kernel. All have the operand kinds `sources`."""
 
     name: str
     sources: tuple[str, ...]
@@ -91,7 +92,8 @@ def _kernel(name: str, sources: tuple[str, ...], forms: tuple[Form, ...]) -> str
 
 @functools.cache
 def batches(families: tuple[str, ...] = FAMILIES) -> tuple[Batch, ...]:
-    """All forms in batches of the same operand kinds, in the order in which these kinds first appear."""
+    """All forms of these families, with a batch for each combination of operand kinds. The batches are in the order in
+    which these combinations first appear."""
     groups: dict[tuple[str, ...], list[Form]] = {}
     for form in table(families):
         groups.setdefault(form.sources, []).append(form)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a batch of forms on a driver. The driver gets the PTX text, so that it uses its own assembler."""
+"""Runs a batch of instruction forms on a driver. The driver gets PTX text, so that its own assembler is used."""
 
 from __future__ import annotations
 

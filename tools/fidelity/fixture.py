@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores the results of a GPU in one small file, and finds results that differ from them.
 
-An answer is the results of one form: a column of words. The file has a digest of each answer. It also has the words of
-an answer for which a bound must be checked, or whose words compress well. For any other answer it has sums: with the
-words laid out in lines of 32, a hash of each line, a hash of each column, and the exclusive or of each column. A word
-that differs lies where a line and a column differ; if a single line differs, the exclusive or gives the GPU's word.
+An answer is the results of one instruction form: a column of words. The file has a digest of each answer. It also has
+the words of an answer for which a bound must be checked, or whose words compress well. For any other answer it has
+sums: with the words laid out in lines of 32, a hash of each line, a hash of each column, and the exclusive or of each
+column. A word that differs lies where a line and a column differ; if a single line differs, the exclusive or gives the
+GPU's word.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ import numpy as np
 
 from .rules import RULES, is_nan64
 
-VERSION = 1  # version of this format and of the generator
+VERSION = 1  # the version of the file format and of the operands
 COLUMNS = 32
 _STEP = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The words that a driver gave. `source` is a digest of the form and its operands; `rule` is a name of RULES."""
+    """The words of a form's results on one driver. `source` is a digest of the form and its operands; `rule` is a name
+    of RULES."""
 
     source: bytes
     words: np.ndarray
@@ -36,8 +38,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums of words in lines of COLUMNS: hashes of the lines and of the columns, and the exclusive or of each
-    column.
+    """The checksums of an answer, with its words laid out in lines of COLUMNS words: a hash of each line, a hash of
+    each column, and the exclusive or of each column (`parity`).
     """
 
     lines: np.ndarray
@@ -66,7 +68,8 @@ class Sums:
 
 @dataclass(frozen=True)
 class Stored:
-    """What the file holds of one answer: `words` or `sums`."""
+    """A GPU's answer as the file has it: the digests of `Answer.source` and of the words, and the words or their
+    sums."""
 
     source: bytes
     digest: bytes
@@ -76,8 +79,8 @@ class Stored:
 
 @dataclass(frozen=True)
 class Difference:
-    """The indices of the words that differ; unless `sure`, some of these words may be equal. `gpu` has the GPU's words
-    at these indices, or is None if they do not follow from the file.
+    """The indices of the words that differ; if `sure` is false, some of these words may be equal. `gpu` has the GPU's
+    words at these indices, or is None if they cannot be computed from the file.
     """
 
     rows: tuple[int, ...]
@@ -97,7 +100,7 @@ def _digest(words: np.ndarray) -> bytes:
 
 
 def save(path: Path, answers: dict[str, Answer], about: dict[str, Any]) -> None:
-    """Write the file. `about` names the GPU, the driver and the versions of what made the answers."""
+    """Write the file. `about` names the GPU, the driver and the assembler that gave the answers."""
     index: dict[str, Any] = {}
     blobs: list[bytes] = []
     at = 0
@@ -122,7 +125,7 @@ def load(path: Path) -> tuple[dict[str, Stored], dict[str, Any]]:
         about = json.loads(file["about"].tobytes())
         digests, data = file["digests"].tobytes(), file["data"].tobytes()
     if about["version"] != VERSION:
-        raise ValueError(f"{path} has version {about['version']}, and the generator {VERSION}: record the file again")
+        raise ValueError(f"{path} has version {about['version']}, not {VERSION}: record the file again")
     found = {}
     for number, (name, (count, size, whole, at)) in enumerate(about.pop("answers").items()):
         source, digest = (digests[16 * number + k : 16 * number + k + 8] for k in (0, 8))

@@ -37,7 +37,8 @@ def form(opcode: str, sources: str, result: str, body: str = "", rule: str = "ex
 
 
 def alike(opcodes: Iterable[str], kind: str, count: int, rule: str = "exact") -> Iterator[Form]:
-    """Forms on `count` operands of a kind, with a result of that kind; an opcode's last part is the kind."""
+    """A form for each of `opcodes`, with `count` operands and a result of the same kind, which is also appended to the
+    opcode as its type."""
     return (form(f"{opcode}.{kind}", " ".join([kind] * count), kind, rule=rule) for opcode in opcodes)
 
 

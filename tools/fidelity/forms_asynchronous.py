@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of asynchronous reductions, and of mbarrier instructions other than plain arrivals.
+"""Instruction forms of asynchronous reductions, and of mbarrier instructions other than plain arrivals.
 
 At `%room` lie 16 bytes that are the target of a reduction or copy, 16 bytes of operands, and an mbarrier.
 """
@@ -56,7 +56,7 @@ def _one(verb: str, t: str) -> Form:
 
 def _operands(t: str) -> tuple[str, str, str]:
     """For a bulk reduction of 16 bytes of type `t`, the kinds of its operands, the modifiers of the `st` that fills
-    memory, and the format string of the registers of that `st`. Memory holds y x w z, into which x y z w are reduced.
+    memory, and the format string of the registers of that `st`. The source has the words x y z w, the target y x w z.
     """
     if t in ("f16", "bf16"):
         return f"{t}x2 {t}x2 {t}x2 {t}x2", "v4.b32", "{{{0}, {1}, {2}, {3}}}"
@@ -99,7 +99,7 @@ def _arrivals() -> Iterator[Form]:
         body = f"{clear} {copied} {_MAKE.format(1)} {move} {name} [%room+32]; {plain} {_AWAIT} {_READ} {_DONE}"
         yield form(name, "i32 i32 i32 i32", "b128", body, note=f"of {size}")
 
-    def told(parity: int, into: str) -> str:
+    def done(parity: int, into: str) -> str:
         return f"mbarrier.test_wait.parity.shared.b64 p, [%room+32], {parity}; selp.b32 {into}, 1, 0, p;"
 
     count = "and.b32 t, x, 3; add.u32 t, t, 1;"  # 1 to 4 of the 6 expected arrivals
@@ -109,17 +109,17 @@ def _arrivals() -> Iterator[Form]:
     ):
         rest = "sub.u32 u, 6, t; mbarrier.arrive.shared.b64 m, [%room+32], u; mbarrier.pending_count.b64 v, m;"
         again = "mbarrier.arrive.shared.b64 n, [%room+32], u;"
-        body = f"{count} {_MAKE.format(6)} {name} {how}; {rest} {told(0, 't')} {again} {told(1, 'u')}"
+        body = f"{count} {_MAKE.format(6)} {name} {how}; {rest} {done(0, 't')} {again} {done(1, 'u')}"
         body += " mbarrier.pending_count.b64 %size, n; mov.b64 r, {t, u}; mov.b64 s, {v, %size};"
         yield form(name, "i32", "b128", f"{body} {_DONE}")
     name = "mbarrier.arrive_drop.expect_tx.shared.b64"
-    body = f"{_MAKE.format(2)} {name} l, [%room+32], 8; mbarrier.arrive.shared.b64 l, [%room+32]; {told(0, 't')}"
-    body += f" mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%room+32], 8; {told(0, 'u')}"
+    body = f"{_MAKE.format(2)} {name} l, [%room+32], 8; mbarrier.arrive.shared.b64 l, [%room+32]; {done(0, 't')}"
+    body += f" mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%room+32], 8; {done(0, 'u')}"
     body += " mbarrier.arrive.shared.b64 m, [%room+32]; mbarrier.pending_count.b64 v, m;"
-    yield form(name, "i32", "b128", f"{body} {told(1, '%size')} mov.b64 r, {{t, u}}; mov.b64 s, {{v, %size}}; {_DONE}")
+    yield form(name, "i32", "b128", f"{body} {done(1, '%size')} mov.b64 r, {{t, u}}; mov.b64 s, {{v, %size}}; {_DONE}")
     name = "mbarrier.arrive.noComplete.shared.b64"
     body = f"{count} {_MAKE.format(6)} {name} l, [%room+32], t; mbarrier.arrive.shared.b64 m, [%room+32];"
-    body += f" mbarrier.pending_count.b64 t, l; mbarrier.pending_count.b64 u, m; {told(0, 'v')}"
+    body += f" mbarrier.pending_count.b64 t, l; mbarrier.pending_count.b64 u, m; {done(0, 'v')}"
     yield form(name, "i32", "b128", f"{body} mov.b64 r, {{t, u}}; cvt.u64.u32 s, v; {_DONE}")
     generic = "cvt.u64.u32 l, %room; cvta.shared.u64 l, l;"
     body = f"{generic} mbarrier.init.b64 [l+32], 2; mbarrier.arrive.b64 m, [l+32]; mbarrier.arrive.b64 n, [l+32];"

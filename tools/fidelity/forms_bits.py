@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of the instructions for logic, shifts, bit fields and byte permutations."""
+"""Instruction forms of the instructions for logic, shifts, bit fields and byte permutations."""
 
 from __future__ import annotations
 

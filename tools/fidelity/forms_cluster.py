@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of instructions of thread block clusters, run in clusters of one block.
+"""Instruction forms of instructions of thread block clusters, run in clusters of one block.
 
 The result of a form is its operand, or 0, or 1.
 """

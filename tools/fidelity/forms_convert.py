@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of cvt between every pair of types, with every rounding, .sat and .ftz, and forms of cvt.pack."""
+"""Instruction forms of cvt between every pair of types, with every rounding, .sat and .ftz, and forms of cvt.pack."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def kind(integer: str) -> str:
 
 
 def held(integer: str) -> str:
-    """The result kind of an integer type. A result of 8 bits is in a register of 32 bits."""
+    """The kind of register that holds a result of an integer type. A result of 8 bits is in a register of 32 bits."""
     return "i32" if integer[1:] == "8" else f"i{integer[1:]}"
 
 

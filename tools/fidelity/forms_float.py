@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of floating-point arithmetic, roots, approximate functions, neg, abs, copysign and testp."""
+"""Instruction forms of floating-point arithmetic, roots, approximate functions, neg, abs, copysign and testp."""
 
 from __future__ import annotations
 

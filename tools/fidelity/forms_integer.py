@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of integer arithmetic, of pairs of instructions that pass a carry, and of dot products."""
+"""Instruction forms of integer arithmetic, of pairs of instructions that pass a carry, and of dot products."""
 
 from __future__ import annotations
 

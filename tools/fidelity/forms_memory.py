@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of loads, stores, atomics, fences and conversions of addresses."""
+"""Instruction forms of loads, stores, atomics, fences and conversions of addresses."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of comparisons, selections, moves, reads of special registers, and branches and calls."""
+"""Instruction forms of comparisons, selections, moves, reads of special registers, and branches and calls."""
 
 from __future__ import annotations
 

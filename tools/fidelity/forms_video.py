@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of video instructions, scalar and packed: every operation on every type. Selectors, masks, saturation and
-second operations take turns, so not every combination is a form.
+"""Instruction forms of video instructions, scalar and packed: every operation on every type. Selectors, masks,
+saturation and second operations change from form to form, so not every combination is a form.
 
 The scalar forms are only those for which ptxas makes code that agrees with the PTX manual. Newer GPUs have no scalar
 video instructions, and the code of ptxas for sm_90 does not clamp unsigned results from above, compares wide

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forms of warp-wide operations and block barriers. A lane has one row of operands; 32 consecutive rows are a warp."""
+"""Instruction forms of warp-wide operations and block barriers. A lane has one row of operands; 32 consecutive rows are
+a warp."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def _wmma_store(shape: Shape, kind: str, layout: str, gap: int, space: str) -> M
 
 
 def _wmma_mma(shape: Shape, layouts: tuple[str, str], kinds: tuple[str, str, str, str], extra: str = "") -> MatrixForm:
-    """A form of wmma.mma, which loads A, B and C before and stores D by rows afterwards."""
+    """A form of wmma.mma. Its body loads A, B and C before that instruction, and stores D by rows after it."""
     a, b, c, d = kinds
     types = f"{d}.{c}" if a == "f16" else f"{d}.{a}.{b}.{c}"
     opcode = f"wmma.mma.sync.aligned.{layouts[0]}.{layouts[1]}.{shape}.{types}{extra}"

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operands of matrix products: one tile after another is made by each of MODES in turn.
+"""Operands of matrix products, in tiles: the first tile is made by the first of MODES, the second by the second, and so
+on, cyclically.
 
 A tile is A [m, k], B [k, n] and C [m, n] of one product, as bits. As in `operands`, they are computed with integers.
-A mode makes tiles for one difficulty, such as cancellation or underflow.
+A mode makes tiles for one difficulty, such as cancellation or underflow; its docstring describes the tile.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class _Maker:
         return (self.stream.words(shape[0] * shape[1]) & np.uint64((1 << f.width) - 1)).reshape(shape)
 
     def number(self, f: Format, shape: tuple[int, int], low: int, high: int, bits: int | None = None) -> Words:
-        """Random numbers whose unbiased exponents are in low..high, clipped to the finite ones; at most `bits` bits of
-        mantissa."""
+        """Random finite numbers with at most `bits` bits of mantissa. Their unbiased exponents are in low..high, as far
+        as the format has such exponents."""
         count = shape[0] * shape[1]
         exponent = self.stream.below(count, high - low + 1).astype(np.int64) + (low + f.bias)
         top = f.top - 1 if f.width > 8 or f.mantissa == 2 else f.top
@@ -86,7 +87,8 @@ def _sparse(m: _Maker) -> Tile:
 
 
 def _cancel(m: _Maker, a: Words, b: Words) -> Words:
-    """Make the products cancel in pairs. Returns an order of the k in which the members of a pair are `half` apart."""
+    """Change `a` and `b` so that the products cancel in pairs. Returns the indices k in an order in which places i and
+    i + K / 2 hold a pair."""
     half = m.shape.k // 2
     order = np.argsort(m.stream.words(m.shape.k), kind="stable")
     first, second = order[:half], order[half : 2 * half]
@@ -164,7 +166,7 @@ def _special(m: _Maker) -> Tile:
 
 
 def _zeros(m: _Maker) -> Tile:
-    """Elements are zeros and ones of both signs."""
+    """All elements of the tile are zeros or ones, of both signs."""
     found = []
     for f, which, one_in in ((m.a, "a", 8), (m.b, "b", 4), (m.c, "c", 8)):
         rows, columns = m.shape.of(which)
@@ -179,7 +181,8 @@ def _zeros(m: _Maker) -> Tile:
 
 
 def _ties(m: _Maker) -> Tile:
-    """Elements have few bits, some of them far below the others: sums end in half a unit in the last place."""
+    """Elements have few significant bits, and some elements are far smaller than the others, so that sums end in half a
+    unit in the last place."""
     s = m.shape
     a, b, c = m.number(m.a, s.of("a"), -1, 1, 1), m.number(m.b, s.of("b"), -1, 1, 1), m.number(m.c, s.of("c"), 0, 3)
     few = min(4, s.k)
@@ -285,7 +288,7 @@ def _integers(stream: Stream, shape: Shape, kinds: tuple[str, str, str], mode: i
 
 
 def tiles(name: str, shape: Shape, kinds: tuple[str, str, str], count: int) -> list[Tile]:
-    """`count` tiles for A, B and C of these types, which depend on `name` alone."""
+    """`count` tiles (A, B, C) whose elements have the types `kinds`. The random values depend on `name` alone."""
     stream = Stream("tiles " + name)
     if kinds[2] == "s32":
         return [_integers(stream, shape, kinds, i) for i in range(count)]

@@ -290,7 +290,7 @@ def _related(f: Format, arity: int, count: int, stream: Stream) -> list[Words]:
 
 
 def _reciprocal(f: Format, x: Words, stream: Stream) -> Words:
-    """y such that x * y is about the least normal number, from above and from below."""
+    """Values y for which x * y is equal to the least normal number, or slightly above or below it."""
     unit = 1 << f.mantissa
     nudge = stream.below(len(x), 5).astype(int) - 2
     out = []
@@ -303,7 +303,7 @@ def _reciprocal(f: Format, x: Words, stream: Stream) -> Words:
 
 
 def _negated_product(f: Format, x: Words, y: Words) -> Words:
-    """About -x*y: the truncated product of the significands with its exponent, in integers."""
+    """Numbers close to -x*y, computed with integers: the truncated product of the significands, and its exponent."""
     m = np.uint64(f.mantissa)
     fraction = np.uint64((1 << f.mantissa) - 1)
     drop = np.uint64(max(0, f.mantissa - 24))  # a product of two significands of 25 bits fits in a word
@@ -328,13 +328,14 @@ _CROSSED = {2: 28, 3: 9, 4: 5}
 
 @functools.cache
 def rows(sources: tuple[str, ...], extra: int = 0) -> tuple[Words, ...]:
-    """The operands of all forms with these source kinds: a column each, `extra` further random rows at the end."""
+    """The operands that all forms with these source kinds share: a column for each kind. The last `extra` rows are
+    random."""
     count, arity = ROWS[len(sources)], len(sources)
     stream = Stream("rows " + " ".join(sources))
     if not sources:
         return ()
     parts: list[list[Words]] = []
-    if arity == 1 and not sources[0].startswith("uniform"):  # warps of uniform lanes must stay together
+    if arity == 1 and not sources[0].startswith("uniform"):  # edges would break up warps with one value
         parts.append([_edges(sources[0])[: count // 2]])
     elif arity > 1:
         pools = [_corners(kind, _CROSSED[arity]) for kind in sources]

@@ -15,7 +15,8 @@ Compare = Callable[[np.ndarray, np.ndarray, tuple[Words, ...], str], np.ndarray]
 
 @dataclass(frozen=True)
 class Rule:
-    """`wrong(emulated, gpu, operands, result kind)` marks rows outside the bound; `wrong` None: every bit counts."""
+    """How results of the emulated driver are compared with a GPU's. `wrong(emulated, gpu, operands, result kind)` marks
+    the rows that are outside the bound; if it is None, all bits must be equal."""
 
     bound: str
     reason: str
@@ -28,7 +29,7 @@ def _real(bits: np.ndarray, kind: str) -> np.ndarray:
         bits, kind = bits.astype(np.uint32) << np.uint32(16), "f32"
     unsigned = {"f16": np.uint16, "f32": np.uint32, "f64": np.uint64}[kind]
     floating = {"f16": np.float16, "f32": np.float32, "f64": np.float64}[kind]
-    with np.errstate(invalid="ignore"):  # a signalling NaN
+    with np.errstate(invalid="ignore"):  # numpy warns of the conversion of a signalling NaN
         return bits.astype(unsigned).view(floating).astype(np.float64)
 
 

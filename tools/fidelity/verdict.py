@@ -18,7 +18,8 @@ SHOWN = 4  # at most this many differing rows of a form are described
 
 @dataclass(frozen=True)
 class Verdict:
-    """`status` is "equal", "within bound", "differs", or "stale" if the form has changed; `detail` is lines of text."""
+    """How a result compares with the stored one. `status` is "equal", "within bound", "differs", or "stale" if the
+    result's form has changed since the recording; `detail` is lines of text."""
 
     name: str
     status: str
@@ -30,7 +31,7 @@ class Verdict:
 
 
 def answer(form: Form, words: np.ndarray) -> Answer:
-    """The words of a form's results, as the fixture stores and compares them."""
+    """The `Answer` that the fixture stores or compares: a form's results in one column of words."""
     return Answer(form_digest(form), words.reshape(-1), form.rule)
 
 
@@ -46,7 +47,7 @@ def judge(form: Form, stored: Stored | None, words: np.ndarray) -> Verdict:
 def _verdict(
     name: str, stored: Stored | None, given: Answer, sources: tuple[np.ndarray, ...], kind: str
 ) -> tuple[Verdict, Difference | None]:
-    """The verdict. For results that differ, also the rows outside the rule's bound, which the caller describes."""
+    """The verdict, and for results that differ the rows outside the rule's bound, which the caller describes."""
     if stored is None or stored.source != given.source:
         return Verdict(name, "stale"), None
     difference = differing(stored, given)

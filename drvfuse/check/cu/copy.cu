@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies bytes between two arrays that are aligned to 16 bytes: it writes the inputs of a collective, or reads its outputs.
 //
-// It lets its dependents start at once and waits for its producer, so that collectives before and after it form a chain.
+// It lets its dependents start at once and waits for its producer, so that a sequence of collectives and copies is a
+// chain of dependent launches.
 #include "common/pack16.cuh"
 #include "sync/pdl.cuh"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults that other systems or earlier states of drvfuse have had, planted here: `drvfuse check` must find each."""
+"""Planted faults. Other systems or earlier states of drvfuse have had them, and `drvfuse check` must find each."""
 
 from . import barriers, calls, moves, multimem, nodes, one_device, push
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the pull all-reduces: of barriers, of their flags and counters, and of the launches that use them."""
+"""Planted faults of pull all-reduces: in barriers, in their flags and counters, and in launches that use barriers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the comparison of the ranks' calls."""
+"""Planted faults of the comparison of the ranks' calls."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the collectives that move data, and of the reduce-scatters."""
+"""Planted faults of the collectives that move data, and of the reduce-scatters."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ MUTANTS = (
     ),
     Mutant(
         "scales-stored-with-padding",
-        "words of a rank's scales are stored whole, over scales of the rank behind it",
+        "words of a rank's scales are stored whole, over scales of the next rank",
         "all-gathers of scales by column",
         partial(moves, ops=("arranged",), algos=("push", "pull"), graph=False),
     ),

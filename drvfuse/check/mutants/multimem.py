@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the all-reduces by multicast."""
+"""Planted faults of the all-reduces by multicast."""
 
 from __future__ import annotations
 

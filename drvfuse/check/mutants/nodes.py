@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the collectives over several nodes."""
+"""Planted faults of the collectives over several nodes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MUTANTS = (
     ),
     Mutant(
         "node-status-not-written",
-        "a kernel that gives up leaves the status of an earlier call behind its partial sums",
+        "a kernel that gives up does not write its status, so that of an earlier call is sent with its partial sums",
         "hierarchical all-reduces that report a failure to the host alone",
         failing_sums,
     ),

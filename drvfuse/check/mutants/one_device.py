@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the ops on one device: of grid barriers, of words with a launch number, and of shared memory."""
+"""Planted faults of ops on one device: in grid barriers, in words with a launch number, and in shared memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of the push protocol."""
+"""Planted faults of the push protocol."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@
 //              nodes for this rank's part (nodes.cuh). There is one chunk, and results take one half.
 //   DRVFUSE_MANY (NODES) the packs are those of several tensors (many.cuh).
 // Payload, in chunks of `chunk_packs`:
-//   one_stage staged   two halves of chunk input packs, used in turn
-//   two_stage direct   two halves of chunk output packs, used in turn
-//   two_stage staged   ranks * chunk input packs, by owner; then chunk output packs
+//   one_stage staged   two halves of chunk input packs, used alternately
+//   two_stage direct   two halves of chunk output packs, used alternately
+//   two_stage staged   ranks * chunk input packs, grouped by owner; then chunk output packs
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, counts and chunk on every rank.
 //
@@ -28,19 +28,19 @@
 //   Inputs: the start barrier orders the reads after the peers' earlier kernels. Direct: peers have read this rank's
 //   input before they arrive at the end barrier (one_stage) or at the barrier of the last chunk (two_stage), and this
 //   rank waits for them there; so its input is free when its kernel completes. Staged: no other rank reads the input.
-//   Payload halves: a block writes to a half again two chunks later. Before that it passes the barrier of the chunk
-//   between, at which the peers' blocks arrive after they have read the half. two_stage staged has two barriers per
-//   chunk: staging is written again after the second barrier (all ranks have summed), results after the first barrier
-//   of the next chunk (all ranks have gathered).
+//   Payload halves: a block writes to a half again two chunks later. Before that it passes the barrier of the chunk in
+//   between. The peers' blocks arrive there after they have read the half. two_stage staged has two barriers per chunk:
+//   staging is written again after the second barrier (all ranks have summed), results after the first barrier of the
+//   next chunk (all ranks have gathered).
 //   Across calls: a rank arrives at the start barrier after its previous call is complete, so payloads are free after
 //   that barrier.
 //   NODES: the previous kernel of the call, `node_sums`, has passed a start barrier, at which the peers have completed
 //   all earlier calls and chunks, so results may be written. Until the one barrier of this kernel the peers read from
 //   this rank only what their `node_sums` kernels read: inputs, or staging, which no result overlaps. At that barrier
 //   these kernels are complete too, so the inputs are free. A rank reads sums only in the memory of its own device.
-//   In place (output = input), calls by two_stage and staged and local calls are correct: an element is last read as
-//   input by the thread that writes it, or before a barrier that this thread has passed. one_stage direct cannot be in
-//   place, as peers may still read the input.
+//   In place (output = input), two_stage, staged calls and local calls are correct: an element is last read as input by
+//   the thread that writes it, or before a barrier that this thread has passed. one_stage direct cannot be in place, as
+//   peers may still read the input.
 //
 // Failure. If a barrier gives up, the block skips the rest of the kernel, and outputs are undefined (barrier.cuh).
 #include "collectives/nodes.cuh"
@@ -130,8 +130,8 @@ __device__ __forceinline__ void store_result(const Params& p, i64 index, const O
 #endif
 }
 
-// Copies the chunk's results of all other ranks from their payloads, at offset `results`, to the output. It begins with
-// the next rank, so that not all ranks read from the same rank at a time.
+// Copies the chunk's results of all other ranks from their payloads, at offset `results`, to the output. The copies
+// begin with the next rank, so that not all ranks read from the same rank at a time.
 __device__ __forceinline__ void gather(const Params& p, const Packs& part, i64 results, i64 done) {
     const i64 common = part.in_chunk(RANKS - 1, done, p.chunk_packs);
 #pragma unroll 1

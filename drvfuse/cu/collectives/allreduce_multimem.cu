@@ -14,9 +14,10 @@
 //               there in one chunk. Otherwise results are stored to the staging memories, and each rank copies them
 //               to its output.
 // Staging memory, in chunks of `chunk_packs` packs (one_stage: of the tensor; two_stage: of every rank's range):
-//   one_stage STAGED   two halves of chunk packs, used in turn
-//   two_stage STAGED   ranks * chunk packs, by owner: inputs, and then results in the same places
-//   two_stage          two halves of ranks * chunk packs of results, by owner, used in turn; none with TO_OUTPUTS
+//   one_stage STAGED   two halves of chunk packs, used alternately
+//   two_stage STAGED   ranks * chunk packs, grouped by owner: inputs, and then results in the same places
+//   two_stage          two halves of ranks * chunk packs of results, grouped by owner, used alternately; none with
+//                      TO_OUTPUTS
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, counts and chunk on every rank.
 //
@@ -32,7 +33,7 @@
 // must be ordered have a barrier between them, and its fence.proxy.alias orders them:
 //   Inputs: written by earlier kernels of their ranks, which precede these ranks' arrival at the start barrier. The
 //   fence is needed there too: this kernel may be resident already when a kernel writes (on another device, or under
-//   programmatic dependent launch), and the end of a writing kernel makes its writes known by other addresses only to
+//   programmatic dependent launch), and at its end the writes of that kernel become visible by other addresses only to
 //   kernels that begin later.
 //   Inputs are free when the rank's kernel completes: peers have loaded from them before they arrive at the end barrier
 //   (one_stage) or at the barrier of the last chunk (two_stage), and this rank waits for them there. STAGED: no other
@@ -45,15 +46,15 @@
 //   accesses of earlier kernels, and before the barrier of results. So a rank's output is complete when its kernel
 //   completes.
 //   Staging memory that is written again, in one_stage and in two_stage without STAGED: a half is written again two
-//   chunks later, after the barrier of the chunk between, at which every rank arrives after it has read the half. In
+//   chunks later, after the barrier of the chunk in between. Every rank arrives there after it has read the half. In
 //   two_stage with STAGED the copies of the next chunk overwrite the memory after the barrier of results, at which
 //   peers arrive after their loads and stores of that memory; this rank's thread has itself loaded, by the same
 //   address, the results that it copies to the output. The next chunk's results overwrite the memory after the barrier
 //   of that chunk's staged inputs.
 //   Across calls: a rank arrives at the start barrier after its previous call is complete, so staging memory is free
 //   after that barrier.
-//   In place (output = input), calls by two_stage and STAGED calls are correct: an element is stored by the thread that
-//   has loaded its sum, or after a barrier that follows all loads of the element. one_stage without STAGED cannot be in
+//   In place (output = input), two_stage and STAGED calls are correct: an element is stored by the thread that has
+//   loaded its sum, or after a barrier that follows all loads of the element. one_stage without STAGED cannot be in
 //   place, as peers may still load the input.
 //
 // Failure. If a barrier gives up, the block skips the rest of the kernel, and outputs are undefined (barrier.cuh).
@@ -68,7 +69,7 @@ struct AllreduceMultimemParams : AllreduceParams {
     MultimemCall multimem;
 };
 
-// The sum over the ranks of pack `index` of the inputs.
+// Sets `pack` to the sum, over all ranks, of the packs with index `index` of the inputs.
 __device__ __forceinline__ void reduce_input(InPack& pack, const AllreduceMultimemParams& p, i64 index) {
     const char* from = p.multimem.inputs + index * IN_BYTES;
     if (RAGGED && p.count - index * W < W) {
@@ -128,8 +129,8 @@ __device__ __forceinline__ void broadcast_output(const AllreduceMultimemParams& 
     }
 }
 
-// Copies this thread's packs of the first `count` packs of this rank's staging memory to the output, from pack
-// `first` on.
+// Copies `count` packs at `from`, in this rank's staging memory, to the output, where the first becomes pack `first`.
+// Each thread copies its share.
 __device__ __forceinline__ void take_results(const AllreduceMultimemParams& p, const char* from, i64 first, i64 count) {
 #pragma unroll 2
     for (i64 j = thread_index(); j < count; j += thread_count()) {
@@ -140,7 +141,7 @@ __device__ __forceinline__ void take_results(const AllreduceMultimemParams& p, c
 }
 
 __device__ __forceinline__ void two_stage(const AllreduceMultimemParams& p, Trace& trace EPILOGUE_REFERENCE) {
-    static_assert(IN_BYTES == OUT_BYTES, "results take the places of inputs");
+    static_assert(IN_BYTES == OUT_BYTES, "results must be as large as inputs, whose places they take");
     const i64 chunk = p.chunk_packs;
     const i64 area = chunk * IN_BYTES;  // bytes of an owner's area
     const Packs part((p.count + W - 1) / W);

@@ -13,7 +13,7 @@ struct AllreduceParams {
     i64 count;        // elements in this launch
     i64 first;        // index in the tensor of the first element of this launch
     i64 columns;      // the tensor's last dimension, for the epilogue
-    i64 chunk_packs;  // packs of a chunk or round, as each kernel's header says; unused by one_stage direct
+    i64 chunk_packs;  // packs of a chunk or round (see each kernel's Layout); unused by one_stage without staging
 };
 
 // Loads pack `index` of a tensor of `count` elements. The last pack may be partial.

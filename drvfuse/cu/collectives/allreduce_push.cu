@@ -10,7 +10,7 @@
 //                  every peer. A block sends DEPTH units ahead of the unit that it sums, and sums DEPTH units ahead of
 //                  the unit that it gathers.
 // DRVFUSE_MANY: the packs are those of several tensors (many.cuh).
-// Slots of a round, after the greetings, in packs:
+// Slots of a round, in packs. They follow the words of greet() (push.cuh):
 //   push_one_shot  [distance - 1][chunk_packs]
 //   push_two_shot  [distance - 1][owned units][threads] for inputs, then the same for results
 //
@@ -19,10 +19,10 @@
 //
 // Numerics. As in allreduce.cu: +0.0f plus ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
 //
-// Memory ordering. push.cuh. A thread sends, receives and clears packs of the same slots in every round: where a call
-// has several rounds, each sends chunk_packs packs, and the last one sends zeros beyond the end of the tensor. An
-// input is read only by its own rank, so it is free when the rank's kernel completes. The output may be the input, as
-// the thread that writes a pack has read it before.
+// Memory ordering. As push.cuh says. A thread sends, receives and clears packs of the same slots in every round: where
+// a call has several rounds, each sends chunk_packs packs, and the last one sends zeros beyond the end of the tensor.
+// An input is read only by its own rank, so it is free when the rank's kernel completes. The output may be the input,
+// as the thread that writes a pack has read it before.
 //
 // Failure. As push.cuh says. Outputs are undefined after a failure.
 #include "collectives/allreduce_packs.cuh"
@@ -115,13 +115,14 @@ __device__ __forceinline__ void one_shot(const Params& p, Pushing& push, Trace& 
 
 #else
 
-// A unit of push_two_shot: the distance of its owner, and where its packs lie in the slots.
+// A unit of push_two_shot, whose packs one rank owns: the owner's distance, and where this thread's pack lies in the
+// slots.
 struct Unit {
     Place at;
-    int distance;
-    u32 offset;   // offset of this thread's pack among the units of that owner, at distance 1
-    u32 stride;   // bytes from one distance to the next
-    u32 results;  // bytes from the slot of an input to the slot of its result
+    int distance;  // the distance of the owner from this rank
+    u32 offset;    // offset of this thread's pack in the slots at distance 1
+    u32 stride;    // bytes from the slots at distance d to those at distance d + 1
+    u32 results;   // bytes from the slot of an input to the slot of its result
 };
 
 __device__ __forceinline__ Unit unit_at(const AllreducePushParams& p, const Pushing& push, int round, u32 unit) {
@@ -159,7 +160,7 @@ __device__ __forceinline__ void gather(const Params& p, Pushing& push, const Uni
     if (unit.at.exists && unit.at.inside) store_result(p, unit.at.index, pack);
 }
 
-// The work of a block in one round. `own` is this thread's pack of the block's first unit of the round, which the
+// Does the work of a block in one round. `own` is this thread's pack of the block's first unit of the round, which the
 // caller has loaded.
 __device__ __forceinline__ void two_shot(const Params& p, Pushing& push, Trace& trace, int round,
                                          InPack own EPILOGUE_REFERENCE) {

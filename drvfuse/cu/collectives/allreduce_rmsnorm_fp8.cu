@@ -19,11 +19,11 @@
 // groups or heads, in their order.
 // Payload, in chunks of `chunk_rows`; an input row takes packs * 16 bytes, an output row packs * pack bytes, rounded up
 // to 16; a block of scales is rounded up to 16 bytes:
-//   one_stage staged   two halves of chunk input rows, used in turn
-//   two_stage direct   two halves of results, used in turn: chunk output rows, then chunk scales, then with normed
+//   one_stage staged   two halves of chunk input rows, used alternately
+//   two_stage direct   two halves of results, used alternately: chunk output rows, then chunk scales, then with normed
 //                      outputs chunk normed rows; with residual, chunk rows of residual_out. A normed row takes as many
 //                      bytes as an input row, and a row of residual_out packs * the bytes of a pack of its type
-//   two_stage staged   ranks * chunk input rows, by owner; then one half of results
+//   two_stage staged   ranks * chunk input rows, grouped by owner; then results, as in one half above
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b processes rows b, b + blocks,
 // ... of each range or chunk. Threads: a multiple of 32 up to 512, at least ceil(packs of a row / DRVFUSE_PACKS).

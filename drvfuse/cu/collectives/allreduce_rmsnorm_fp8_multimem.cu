@@ -8,11 +8,11 @@
 // same operations on the same bits.
 //   STAGED      the inputs do not lie in multicast memory at one offset, or rows are ragged: each rank first copies its
 //               input, chunk by chunk, into its staging memory, by that memory's own address.
-// Staging memory: ranks * `chunk_rows` slots of one row each, by owner; without STAGED two halves of these, used in
-// turn. A slot has whole packs. With STAGED it first holds an input row. Then it holds the results in the same place,
-// or after the input row where residual_out has more bytes. After these packs lie the scales, if the owner stores
-// any: a word for each scale, up to the next multiple of 16 bytes. After the scales lie the packs of the normed row,
-// if its owner stores it.
+// Staging memory: ranks * `chunk_rows` slots of one row each, grouped by owner. Without STAGED there are two halves
+// with so many slots each, used alternately. A slot has whole packs. With STAGED it first holds an input row. Then it
+// holds the results in the same place, or after the input row where residual_out has more bytes. After these packs lie
+// the scales, if the owner stores any: a word for each scale, up to the next multiple of 16 bytes. After the scales lie
+// the packs of the normed row, if its owner stores it.
 // A store to all ranks stores a pack of results: 16, 8 or 4 bytes. The threads of a warp store consecutive packs. The
 // type of the store instruction is f32, which every target has.
 //
@@ -26,12 +26,12 @@
 // Memory ordering. As in allreduce_multimem.cu, two_stage without TO_OUTPUTS, with rows in place of packs and blocks in
 // place of threads: block b accesses only those bytes of a peer's memory that the peer's block b accesses, or that no
 // kernel accesses at the time, and the barrier covers all threads of a block. Results that overwrite a staged row must
-// follow all loads of its sums. So a row's results are stored after the block barrier of its reduction (reduce.cuh),
-// the results of heads after a block barrier of their own, and residual_out by the thread that has loaded the sum at
-// the same place. The next chunk's rows are staged in slots from which any thread of the block may have copied results,
-// so a block barrier precedes them. residual_output may be residual: a row's owner reads its residual before the
-// barrier, and residual_output is written after it, from staging memory. gamma and beta are read after the wait for the
-// producer.
+// follow all loads of its sums. So a row's results are stored after the block barrier of the row's reduction
+// (reduce.cuh). Rows of heads (norm_form.cuh) have no such reduction, so another block barrier precedes their results.
+// residual_out is stored by the thread that has loaded the sum at the same place. The next chunk's rows are staged in
+// slots from which any thread of the block may have copied results, so a block barrier precedes them. residual_output
+// may be residual: a row's owner reads its residual before the barrier, and residual_output is written after it, from
+// staging memory. gamma and beta are read after the wait for the producer.
 //
 // Failure. If a barrier gives up, the block skips the rest of the kernel, and outputs are undefined (barrier.cuh).
 #include "collectives/gather_rows.cuh"
@@ -45,8 +45,8 @@ struct FusedMultimemParams : FusedParams {
 
 constexpr bool SCALES = SCALED && !RESIDUAL;  // an owner stores scales to all ranks
 
-// residual_out lies after the staged row. In the row's place it would overwrite packs that other threads have not read
-// yet.
+// Whether residual_out lies after the staged row in a slot. In the row's place it would overwrite packs that other
+// threads have not read yet, since it has more bytes.
 constexpr bool BEHIND = STAGED && RESIDUAL && sizeof(Residual) > sizeof(In);
 
 // The offset of the results in a slot, in bytes.

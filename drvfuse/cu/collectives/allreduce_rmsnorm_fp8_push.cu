@@ -11,9 +11,9 @@
 //                  normalises and quantises them and sends results and scales; with residual it sends the rounded
 //                  residual_out, and every rank normalises every row: the same operations on the same bits. A cluster
 //                  sends DEPTH rows ahead of the row that it sums or gathers.
-// Slots of a round, after the greetings. An input row and a normed row take packs * 16 bytes. A row of results takes
-// packs * the size of an output pack or, with residual, of a pack of residual_out. "owned rows" is the number of rows
-// of a round that a rank owns:
+// Slots of a round. They follow the words of greet() (push.cuh). An input row and a normed row take packs * 16 bytes. A
+// row of results takes packs * the size of an output pack or, with residual, of a pack of residual_out. "owned rows" is
+// the number of rows of a round that a rank owns:
 //   push_one_shot  [distance - 1][chunk_rows]
 //   push_two_shot  [distance - 1][owned rows] for input rows; then likewise for normed rows, if the owner sends them,
 //                  for results, and for the scales of each row, in words of 4 bytes (scale_words.cuh)
@@ -23,9 +23,9 @@
 //
 // Numerics. As in allreduce_rmsnorm_fp8.cu. The order in which a row's squares are added depends only on its packs.
 //
-// Memory ordering. As push.cuh says. In every round a thread sends, receives and clears packs of rows of the same
-// indices; if a call has several rounds, all send equally many rows. The thread that has the first pack of a row, or of
-// the groups or heads whose scales are one word, sends and receives the word of these scales.
+// Memory ordering. As push.cuh says. In every round a thread sends, receives and clears packs of rows with the same
+// indices. If a call has several rounds, all send equally many rows. The thread that has the first pack of a row, or of
+// the groups or heads whose scales share a word, sends and receives that word.
 // Inputs and residuals are read by their own rank alone. residual_output may be residual: a thread stores a pack after
 // it has read it, and in push_two_shot only the owner of a row reads its residual. gamma and beta may be read before
 // the wait for the producer (row_norm.cuh).

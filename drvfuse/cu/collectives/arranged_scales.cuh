@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scales of gathered rows in a layout in which rows do not stay whole: by column or in tiles (common/quantise.cuh).
+// Gathers scales in a layout in which the scales of a row are not contiguous: by column or in tiles
+// (common/quantise.cuh).
 //
 // The scales of a rank have this layout for the rank's own rows, and are sent without change. The receiving rank stores
 // each scale to its place among the scales of all rows, by words of 4 bytes. In tiles a word holds the scales of 4
@@ -18,15 +19,15 @@ struct Arrangement {
     int itemsize;  // bytes of a scale: 4 or 1
     int tiles;     // 1: the scales are in tiles, 0: by column
 
-    // Entry d is for the rank at distance d, from which this rank receives:
+    // Entry d describes rank (rank - d) mod ranks, from which this rank receives:
     int first[DRVFUSE_MAX_RANKS];  // the index of that rank's first row among all rows
     int count[DRVFUSE_MAX_RANKS];  // the number of that rank's rows
 };
 
-// The places of four words of a rank's scales among the scales of all rows.
+// Where four words of a rank's scales go among the scales of all rows.
 struct Places {
     i64 at[4];     // the offset of each word in the result, in bytes
-    int bytes[4];  // the number of bytes of each word that are stored, 0 or less for none
+    int bytes[4];  // bytes of each word that are stored; 0 or less: none
     u32 mask;      // the bits of a word that are kept; the other bits, of groups that do not exist, are stored as 0
 };
 
@@ -90,8 +91,8 @@ __device__ __forceinline__ void store_scales(char* scales, const Arrangement& a,
     }
 }
 
-// Clears the padding after the last row of all ranks. `first` is the number of this thread among the `count` threads
-// that share the work.
+// Clears the padding that follows the scales of the last rank's last row. `first` is the index of this thread among the
+// `count` threads that share the work.
 __device__ __forceinline__ void clear_rows_behind(char* scales, const Arrangement& a, u32 first, u32 count) {
     if (a.tiles) {
         clear_row_padding<u8, ScaleLayout::tiles>(scales, a.rows, a.groups, first, count);

@@ -3,8 +3,8 @@
 //
 // Layout. None: the kernel moves no data.
 // Grid. One block of 32 threads; thread p waits for rank p.
-// Memory ordering. sync/calls.cuh. The call's kernels begin when this kernel has completed. Then the calls are equal,
-// or the abort word is set, which keeps those kernels from waiting.
+// Memory ordering. As sync/calls.cuh says. The call's kernels begin when this kernel has completed. Then the calls are
+// equal, or the abort word is set, which keeps those kernels from waiting.
 // Failure. A call that differs, and a wait that lasts `timeout_ns`, are reported and abort all ranks.
 #include "common/faults.cuh"
 #include "sync/calls.cuh"

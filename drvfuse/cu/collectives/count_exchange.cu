@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Adds one to Progress::sending (progress.cuh), which no other kernel writes, before an exchange of bytes. It has one
-// thread and is launched without PDL, so all earlier work of the stream is complete.
+// Adds one to Progress::sending (progress.cuh), which no other kernel writes, before an exchange of bytes. This kernel
+// has one thread and is launched without PDL, so all earlier work of the stream is complete.
 #include "collectives/progress.cuh"
 
 struct CountParams {

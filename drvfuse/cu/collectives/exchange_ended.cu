@@ -5,7 +5,7 @@
 // Layout. After the bytes that a rank sends to its peer of another node, the exchange carries the rank's abort word,
 // to nodes_word(n) of the peer's workspace, where n is the rank's node. A word to which no exchange has written is 0
 // since the last reset.
-// Grid. One block of 32 threads; thread t checks nodes t, t + 32, ... It is launched without PDL.
+// Grid. One block of 32 threads; thread t checks nodes t, t + 32, ... The kernel is launched without PDL.
 // Why no failure is missed. A kernel gives up in one of two ways (workspace.cuh): it calls give_up(), which sets the
 // rank's abort word unless another thread of the rank does so; or it has read that the abort word is set. So when a
 // kernel that has given up is complete, the abort word of its rank is set, and the next exchange on the stream
@@ -13,7 +13,7 @@
 // given up and the bytes are right, so either value may arrive.
 // Memory ordering. The exchange is complete when this kernel begins, in the order of the stream, and later kernels of
 // the stream read the abort word that this one sets.
-// Failure. It waits for nothing.
+// Failure. The kernel waits for nothing, so it cannot hang.
 #include "collectives/node_failure.cuh"
 
 constexpr int RANKS = DRVFUSE_RANKS;

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a rank copies the results or normed rows that their owners have stored for all ranks to its own tensor of T.
+// Copies results or normed rows from the memory of the ranks that own the rows to this rank's tensor, with elements of
+// type T.
 //
-// `row(owner)` is the index in the tensor of the owner's row, or negative if the owner has no row. `from(owner)` is the
-// address of the bytes of that row, a multiple of 16. The copies begin with the rank `First` ranks after this rank, so
-// that not all ranks read from the same rank at a time. `tensor` is passed by reference, so that the compiler loads it
-// inside the loop and no register keeps it.
+// A call copies one row of each owner. `row(owner)` is the index of that row in the tensor, or negative if the owner
+// has none. `from(owner)` is the address from which the row is copied, a multiple of 16. The copies begin with the rank
+// `First` ranks after this rank, so that not all ranks read from the same rank at a time. `tensor` is passed by
+// reference, so that the compiler loads it inside the loop and no register keeps it.
 #pragma once
 #include "collectives/norm_rows.cuh"
 
-// Copies B bytes per thread and step, from up to three owners at once.
+// Copies one row of each owner. In each iteration a thread copies B bytes from each of up to three owners.
 template <int First, int B, typename From, typename Row>
 __device__ __forceinline__ void gather_aligned(const FusedParams& p, void* const& tensor, u32 bytes, const From& from,
                                                const Row& row) {
@@ -42,7 +43,8 @@ __device__ __forceinline__ void gather_aligned(const FusedParams& p, void* const
     }
 }
 
-// Copies rows pack by pack: for rows that are not aligned in the tensor, or whose packs have fewer bytes in the tensor.
+// Copies one row of each owner, pack by pack: for rows that are not aligned in the tensor, or whose packs have fewer
+// bytes in the tensor.
 template <typename T, int First, typename From, typename Row>
 __device__ __forceinline__ void gather_ragged(const FusedParams& p, void* const& tensor, const From& from,
                                               const Row& row) {
@@ -73,8 +75,8 @@ __device__ __forceinline__ void gather_rows(const FusedParams& p, void* const& t
     }
 }
 
-// Copies the scales of the rows that the owners have stored. At an owner the scales of a row lie `stride` bytes
-// apart.
+// Copies the scales of one row of each owner to this rank's scales. An owner has stored the scales of a row `stride`
+// bytes apart.
 template <int First, typename From, typename Row>
 __device__ __forceinline__ void gather_groups(const FusedParams& p, u32 stride, const From& from, const Row& row) {
 #pragma unroll 1

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The definitions with which kernels that sum over ranks or nodes are compiled, as C++ types and constants.
+// The compile-time definitions of kernels that sum over ranks or nodes, as C++ types and constants.
 #pragma once
 #include "collectives/place.cuh"
 #include "common/quantise.cuh"

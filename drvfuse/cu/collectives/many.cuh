@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Several tensors that one call reduces, as one sequence of packs.
+// The packs of several tensors that one call reduces, as one sequence.
 //
 // Tensor t has packs [first[t], first[t + 1]) of the sequence, and its last pack may be partial. So no pack has
 // elements of two tensors, and each element is summed as in a call for its tensor alone. Tensors without elements are
@@ -16,7 +16,7 @@ struct ManyCall {
     i64 first[MOST_TENSORS];   // the index of each tensor's first pack; 2^62 for entries without a tensor
 };
 
-// The tensor that has pack `index` of the sequence.
+// Returns the index of the tensor to which pack `index` of the sequence belongs.
 __device__ __forceinline__ int tensor_of(const ManyCall& many, i64 index) {
     int found = 0;
 #pragma unroll

@@ -2,18 +2,17 @@
 // All-gather, broadcast and all-to-all between barriers: each rank's bytes are copied to other ranks, in one kernel per
 // rank.
 //
-// Layout. moves.cuh. Pack j of the bytes that one rank sends to another belongs to thread j mod (blocks * threads) of
-// the grid, on both ranks.
+// Layout. As moves.cuh says. Pack j of the bytes that one rank sends to another belongs to thread j mod (blocks *
+// threads) of the grid, on both ranks.
 //   move_pull  every rank copies from its peers' inputs to its output.
 //   move_put   every rank copies from its input to its peers' outputs.
-//   DRVFUSE_STAGED: chunk by chunk the bytes go through a payload: with pull that of the rank that sends them, with
-//   put that of the rank that receives them. A call of several ranks is staged if peers cannot access its inputs
-//   (pull) or outputs (put), if they would access bytes off 16-byte addresses across the link, or if it is in place
-//   and a peer would overwrite bytes that are still to be read. A put of arranged scales is always staged, as only
-//   their receiver can arrange them.
+//   DRVFUSE_STAGED: chunk by chunk the bytes go through a payload, with pull the sender's, with put the receiver's. A
+//   call of several ranks is staged if peers cannot access its inputs (pull) or outputs (put), if their accesses across
+//   the link would not be aligned to 16 bytes, or if it is in place and a peer would overwrite bytes that are still to
+//   be read. A put of arranged scales is always staged, as only their receiver can arrange them.
 //   DRVFUSE_SAME: a rank's bytes are the same for all peers, so with pull one staged copy serves all of them.
-// Payload, staged: two halves, used in turn, of slots of `chunk_packs` packs each. With pull of the same bytes there is
-// one slot, otherwise one for each pair of ranks, by distance.
+// Payload, staged: two halves, used alternately. A half has slots of `chunk_packs` packs: one slot with DRVFUSE_SAME
+// and pull, otherwise one for each distance from 1 on.
 // A rank begins with the peer at distance 1, so that not all ranks access the same rank at a time.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks; the grid, the table of moves and the chunk are the same on
@@ -27,8 +26,8 @@
 //   (put): each block has acquired what the peers' blocks of its index have released, and the end of the kernel makes
 //   that visible to later work in the stream. Inputs and outputs of one call overlap only in bytes that stay where
 //   they are.
-//   Staged: a block writes to a half again two chunks later. Before that it passes the barrier of the chunk between, at
-//   which the peers' blocks arrive after they have read the half. Payloads are free after the start barrier of a call.
+//   Staged: a block writes to a half again two chunks later. Before that it passes the barrier of the chunk in between.
+//   The peers' blocks arrive there after they have read the half. Payloads are free after the start barrier of a call.
 //   No other rank reads an input or writes an output. In place, a thread has staged a pack before it stores a received
 //   pack in its place.
 //
@@ -41,13 +40,13 @@ constexpr bool STAGED = DRVFUSE_STAGED;
 constexpr bool ONE_COPY = DRVFUSE_SAME && !PUT;  // one staged copy serves all peers
 constexpr int PACKS = DRVFUSE_PACKS;             // packs in flight per thread
 constexpr int RUNS = STAGED ? 1 : 4;             // packs in flight per thread if packs are not aligned
-static_assert(STAGED || !PUT || !ARRANGED, "a rank arranges scales in its own output alone");
+static_assert(STAGED || !PUT || !ARRANGED, "a direct put cannot arrange scales");
 
 #if !DRVFUSE_STAGED
 
-// The threads that copy bytes between ranks, and the threads that copy bytes that stay on their rank. Every eighth
-// block copies bytes that stay, while the other blocks use the links. With fewer than eight blocks, or if no bytes
-// stay, all threads do both in turn.
+// Divides the threads: some copy bytes between ranks, others copy bytes that stay on their rank. Every eighth block
+// copies bytes that stay, while the other blocks use the links. With fewer than eight blocks, or if no bytes stay, all
+// threads do both, one after the other.
 struct Teams {
     Team moving, staying;
 };
@@ -89,8 +88,8 @@ __device__ __forceinline__ void move(const MoveParams& p, Trace& trace) {
 
 #else
 
-// The place of pack j of a chunk in the payload of `workspace`, for the bytes that a rank sends to its peer at
-// `distance`.
+// Returns where pack j of a chunk lies in the payload of `workspace`. The pack belongs to the bytes that a rank sends
+// to the rank at `distance` from it.
 __device__ __forceinline__ Spot staged(const MoveParams& p, char* workspace, i64 half, int distance, i64 j) {
     const i64 slot = ONE_COPY ? 0 : distance - 1;
     return {payload(workspace) + half + (slot * p.chunk_packs + j) * 16, (p.chunk_packs - j) * 16};

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of packs by all threads of a grid or by the threads of some of its blocks. Copies of the bytes that stay on
-// a rank.
+// Functions by which all threads of a grid, or the threads of some of its blocks, copy packs: between arrays, or those
+// that stay on a rank.
 #pragma once
 #include "collectives/moves.cuh"
 #include "collectives/place.cuh"
 
 // Threads that share copies: pack j belongs to thread j mod `count` of the team.
 struct Team {
-    i64 number;  // the number of this thread in the team, or -1 if it belongs to another team
+    i64 number;  // the index of this thread in the team; -1 if it belongs to another team
     i64 count;   // the number of threads of the team
 };
 
@@ -16,9 +16,9 @@ __device__ __forceinline__ Team whole_grid() {
 }
 
 // Copies up to RUNS packs per lane. The packs of a lane are `stride` packs apart; the first is copied from `source` to
-// `target`, and packs from index `count` on are not copied. The function stops before the first pack for which the
-// packs of the warp are not one run in both arrays. All loads are issued before the first store. Returns the number of
-// packs per lane that were copied. Called by whole warps.
+// `target`, and packs from index `count` on are not copied. The function stops before the first pack index at which the
+// warp's packs are not a run (common/bytes.cuh) in both arrays. All loads are issued before the first store. Returns
+// the number of packs per lane that were copied. Called by whole warps.
 template <int RUNS>
 __device__ __forceinline__ int copy_runs(const Spot& source, const Spot& target, i64 count, i64 stride) {
     if (!all_in_a_run(source) || !all_in_a_run(target) || source.address == target.address) return 0;
@@ -42,9 +42,9 @@ __device__ __forceinline__ int copy_runs(const Spot& source, const Spot& target,
     return copied;
 }
 
-// Copies the team's packs j of [0, count) from from(j) to to(j). Packs without bytes, and packs that are already in
-// their place, are left out. B packs per thread are in flight if all of them are whole and aligned, otherwise RUNS
-// packs. Called by whole warps.
+// Copies the team's packs j of [0, count) from from(j) to to(j). Packs without bytes, and packs whose source is their
+// target, are left out. B packs per thread are in flight if all of them are whole and aligned, otherwise RUNS packs.
+// Called by whole warps.
 template <int B, int RUNS, typename From, typename To>
 __device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& trace, const From& from, const To& to) {
     if (team.number < 0) return;
@@ -95,7 +95,7 @@ __device__ __forceinline__ void copy_packs(const Team& team, i64 count, Trace& t
     }
 }
 
-// The number of packs that stay on this rank; 0 if they are in their place already.
+// Returns the number of packs that stay on this rank and must be copied; 0 if they lie at their target already.
 __device__ __forceinline__ i64 own_packs(const MoveParams& p) {
     const Moved &rows = p.rows, &scales = p.scales;
     const auto away = [](const Moved& of) { return of.input + of.sent[0].source != of.output + of.received[0].target; };

@@ -2,20 +2,20 @@
 // All-gather, broadcast and all-to-all by pushing: each rank sends bytes to other ranks, in one kernel per rank,
 // without a barrier.
 //
-// Layout. moves.cuh. The packs of a pair of ranks are cut into rounds of `chunk_packs`, a multiple of the block's
-// threads, and a round into units of one pack per thread: block b processes units b, b + blocks, ... of every round,
-// for all peers at once. A pair with fewer packs than others sends keys and no packs in its last units. With each
-// unit a thread also copies one pack of the bytes that stay on its rank; if more packs stay than are sent, it copies
-// the others at the end.
+// Layout. As moves.cuh says. The packs of a pair of ranks are cut into rounds of `chunk_packs`, a multiple of the
+// block's threads, and a round into units of one pack per thread: block b processes units b, b + blocks, ... of every
+// round, for all peers at once. A pair with fewer packs than others sends keys and no packs in its last units. With
+// each unit a thread also copies one pack of the bytes that stay on its rank; if more packs stay than are sent, it
+// copies the others at the end.
 // DRVFUSE_SAME: a rank's bytes are the same for all peers and for its own output (all-gather, broadcast), so they are
 // loaded once.
 //
 // Grid. One dimension, the same on every rank. Blocks without units copy bytes that stay and take part in the epoch.
 //
-// Memory ordering. keys.cuh and push.cuh. An input is read only by its own rank, so it is free when the rank's kernel
-// completes. In place: the input of an all-gather lies where it stays in the output; the root of a broadcast writes no
-// output; and in an all-to-all, whose rows for a rank lie where the rows from that rank go, the thread that writes a
-// pack has loaded the pack that was there.
+// Memory ordering. As keys.cuh and push.cuh say. An input is read only by its own rank, so it is free when the rank's
+// kernel completes. In place: the input of an all-gather lies where it stays in the output; the root of a broadcast
+// writes no output; and in an all-to-all, whose rows for a rank lie where the rows from that rank go, the thread that
+// writes a pack has loaded the pack that was there.
 //
 // Failure. As push.cuh says. Outputs are undefined after a failure.
 #include "collectives/move_slots.cuh"
@@ -23,12 +23,12 @@
 constexpr bool SAME = DRVFUSE_SAME;
 constexpr int SOURCES = SAME ? 1 : PEERS + 1;
 
-// A thread's packs of a unit. With SAME it is one pack for all ranks, otherwise a pack for each peer and then the pack
-// that stays on this rank. A pack that does not exist is not sent.
+// The packs of a unit that a thread sends or keeps. With SAME there is one pack for all ranks. Otherwise there is one
+// for each peer, and then the pack that stays on this rank. A pack that does not exist is not sent.
 struct Packs {
     u32 word[SOURCES][4];
     bool exists[SOURCES];
-    int own_bytes;  // size of the pack that stays on this rank; 0 if there is none, or if it is in its place already
+    int own_bytes;  // bytes of the pack that stays on this rank; 0 if none must be copied
 };
 
 __device__ __forceinline__ void load_unit(Packs& packs, const MovePushParams& p, i64 index) {
@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
     Pushing push(p.call, p.push);
     follow_producer(trace);
     Packs packs;
-    // before start(), as later instructions wait for the epoch that start() loads
+    // The packs are loaded before start(), because instructions after start() wait for the epoch that it loads.
     if (RANKS > 1 && first_index < p.chunk_packs) load_unit(packs, p, first_index);
     clear_padding(p);  // during the loads of the packs
     push.start();

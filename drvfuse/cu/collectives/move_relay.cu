@@ -2,23 +2,23 @@
 // Broadcast over three ranks or more, by pushing to ranks that pass the bytes on, so that no link carries the array
 // twice.
 //
-// Layout. moves.cuh, of a broadcast's rows alone. Rounds, units and slots are those of move_push.cu. Unit u of a round
-// has a relay, the rank at distance 1 + u mod (ranks - 1) from the root. The root sends the unit to its relay alone,
-// which stores it and sends it to all ranks but the root.
+// Layout. As moves.cuh says, for the rows of a broadcast. Rounds, units and slots are those of move_push.cu. Unit u of
+// a round has a relay, the rank at distance 1 + u mod (ranks - 1) from the root. The root sends the unit to that relay
+// alone. The relay stores the unit and sends it to all ranks except the root.
 //
 // Grid. One dimension, the same on every rank. Blocks without units copy the root's input to its output.
 //
-// Memory ordering. keys.cuh and push.cuh. In every unit a warp sends a key to each peer and receives one from each, as
-// keys.cuh demands. A relay sends its keys to ranks other than the root together with the packs, after it has
+// Memory ordering. As keys.cuh and push.cuh say. In every unit a warp sends a key to each peer and receives one from
+// each, as keys.cuh demands. A relay sends its keys to ranks other than the root together with the packs, after it has
 // received the keys of all peers for the same unit. There is no cycle of waits: the root waits for keys that are sent
 // without data, a relay waits for the root and for such keys, and the others wait for the relay. A relay computes its
 // own key from the words that it sends.
 //
-// Failure. push.cuh. A wait for a relay is reported as kind GATHER, since the relay may itself wait for the root.
-// Outputs are then undefined.
+// Failure. As push.cuh says. A wait for a relay is reported as kind GATHER, since the relay may itself wait for the
+// root. Outputs are then undefined.
 #include "collectives/move_slots.cuh"
 
-// A thread's pack of a unit, the unit's relay, and the slots of the pack.
+// Describes a unit for one thread: the index of the thread's pack, the rank that relays the unit, and the pack's slots.
 struct Unit {
     i64 index;
     int relay;  // distance of the relay from the root
@@ -50,8 +50,8 @@ __device__ __forceinline__ void move_unit(const MovePushParams& p, Pushing& push
     }
 #pragma unroll
     for (int distance = 1; distance < RANKS; ++distance) {
-        // A relay now sends the root a key without bytes. It sends to the other ranks after it has received the bytes
-        // for them.
+        // A relay now sends a key without bytes, to the root only. It sends to the other ranks after it has received
+        // the bytes for them.
         if (!relays || distance == RANKS - behind_root)
             send_to(push, unit.slots, distance, exists && distance == unit.relay, own[0]);
     }

@@ -23,9 +23,10 @@ __device__ __forceinline__ bool all_are_whole(const MovePushParams& p) {
 
 using Pushing = KeyedPush<RANKS>;
 
-// The slots of a round, which follow the greetings of other kernels. By distance: first the packs, [distance -
-// 1][chunk_packs], then the keys, [distance - 1][chunk_packs / 32]. `offset` and `key_offset` are the offsets of this
-// thread's pack and key at distance 1. `stride` and `key_stride` are the bytes from one distance to the next.
+// The slots of a round. They begin after the words that greet() sends in other kernels (push.cuh). First come the
+// packs, [distance - 1][chunk_packs], then the keys, [distance - 1][chunk_packs / 32]. `offset` and `key_offset` are
+// the offsets of this thread's pack and key for distance 1. `stride` and `key_stride` are the bytes from the pack or
+// key for one distance to that for the next.
 struct Slots {
     u32 offset, stride, key_offset, key_stride;
 
@@ -34,10 +35,11 @@ struct Slots {
           key_offset(GREETINGS_BYTES + (RANKS - 1) * stride + in_round / 32 * 4), key_stride(stride / 128) {}
 };
 
-// Sends the warp's packs that exist, and their key, to the peer at that distance.
+// Sends those of the warp's packs that exist, and their key, to the peer at `distance`.
 __device__ __forceinline__ void send_packs(const Pushing& push, const Slots& slots, int distance, bool exists,
                                            const u32 (&sent)[4], const u32 (&key)[1]) {
     if (exists) push.send(distance, slots.offset + (distance - 1) * slots.stride, sent);
-    const bool hears = !FAULT("keys-only-with-bytes") || __any_sync(0xffffffffu, exists);
-    if (hears && threadIdx.x % 32 == 0) push.send(distance, slots.key_offset + (distance - 1) * slots.key_stride, key);
+    const bool sends_key = !FAULT("keys-only-with-bytes") || __any_sync(0xffffffffu, exists);
+    if (sends_key && threadIdx.x % 32 == 0)
+        push.send(distance, slots.key_offset + (distance - 1) * slots.key_stride, key);
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tables of the kernels that move bytes, which say which bytes of which rank go where, and the places of their
-// packs.
+// The tables of the kernels that move bytes: the source, target and size of the bytes of each pair of ranks. Functions
+// that return where a pack lies.
 //
-// All tables are by distance. Entry d of `sent` are the bytes from this rank to rank (rank + d) mod ranks, entry d of
-// `received` the bytes from rank (rank - d) mod ranks to this rank, and entry 0 of both the bytes that stay. The bytes
-// of a pair of ranks are numbered in packs of 16: first those of the rows, then those of the scales, if there are any.
-// A pack may begin at any address (common/bytes.cuh). drvfuse/ops/collectives/move_kernels.py has structs with the
-// same layout.
+// All tables are indexed by distance. Entry d of `sent` describes the bytes from this rank to rank (rank + d) mod
+// ranks, entry d of `received` the bytes from rank (rank - d) mod ranks to this rank, and entry 0 of both the bytes
+// that stay. The bytes of a pair of ranks are numbered in packs of 16: first those of the rows, then those of the
+// scales, if there are any. A pack may begin at any address (common/bytes.cuh). drvfuse/ops/collectives/move_kernels.py
+// has structs with the same layout.
 #pragma once
 #include "collectives/arranged_scales.cuh"
 #include "sync/workspace.cuh"
@@ -32,27 +32,29 @@ struct Moved {
 struct MoveParams {
     Call call;
     Moved rows, scales;
-    i64 most;         // the number of packs of the pair of ranks that has most packs
-    i64 chunk_packs;  // packs of each pair that one round sends, or that are staged at a time
+    i64 most;         // the largest number of packs that one rank sends to another
+    i64 chunk_packs;  // packs of each pair of ranks in a round, or that are staged at a time
     Arrangement arrangement;
 };
 
 __device__ __forceinline__ i64 packs_of(i64 bytes) { return (bytes + 15) / 16; }
 
-// The place of pack `index` of a sequence of packs: first those of an array of rows, then those of an array of scales.
+// Returns where pack `index` of a sequence lies. The sequence consists of the packs of an array of rows, and then those
+// of an array of scales.
 __device__ __forceinline__ Spot spot(char* rows, i64 row_bytes, char* scales, i64 scale_bytes, i64 index) {
     const i64 behind = index - packs_of(row_bytes);
     if (behind < 0) return {rows + index * 16, row_bytes - index * 16};
     return {scales + behind * 16, scale_bytes - behind * 16};
 }
 
-// The place in this rank's input of a pack that it sends to the rank at that distance.
+// Returns where pack `index` of the bytes for the rank at `distance` lies in this rank's input.
 __device__ __forceinline__ Spot source_of(const MoveParams& p, int distance, i64 index) {
     const Move &rows = p.rows.sent[distance], &scales = p.scales.sent[distance];
     return spot(p.rows.input + rows.source, rows.nbytes, p.scales.input + scales.source, scales.nbytes, index);
 }
 
-// Where this rank stores a pack that it receives: a pack of rows at a spot, and a pack of arranged scales word by word.
+// Where this rank stores a pack that it receives. A pack of rows goes to one address, the words of a pack of arranged
+// scales to several (arranged_scales.cuh).
 struct ArrangedSpot : Spot {
     const MoveParams& p;
     int distance;
@@ -76,7 +78,7 @@ __device__ __forceinline__ void store_bytes(const ArrangedSpot& to, const u32 (&
     store_bytes(Spot{to.address, scales ? 0 : to.remaining}, word);
 }
 
-// Where this rank stores a pack that it receives.
+// Returns where this rank stores pack `index` of the bytes from a rank. `distance` is that from the sender to this rank.
 __device__ __forceinline__ auto target_of(const MoveParams& p, int distance, i64 index) {
     if constexpr (ARRANGED) {
         return ArrangedSpot(p, distance, index);
@@ -86,14 +88,16 @@ __device__ __forceinline__ auto target_of(const MoveParams& p, int distance, i64
     }
 }
 
-// The place in the sender's input of a pack that this rank receives. `distance` is that from the sender to this rank.
+// Returns where pack `index` of the bytes that this rank receives from a rank lies in that rank's input. `distance` is
+// that from the sender to this rank.
 __device__ __forceinline__ Spot far_source_of(const MoveParams& p, int distance, i64 index) {
     const Move &rows = p.rows.received[distance], &scales = p.scales.received[distance];
     const auto input = [&](const Moved& of) { return distance > 0 ? of.far[distance] : of.input; };
     return spot(input(p.rows) + rows.source, rows.nbytes, input(p.scales) + scales.source, scales.nbytes, index);
 }
 
-// The place in the receiver's output of a pack that this rank sends. `distance` is that from this rank to the receiver.
+// Returns where pack `index` of the bytes that this rank sends goes in the receiver's output. `distance` is that from
+// this rank to the receiver.
 __device__ __forceinline__ Spot far_target_of(const MoveParams& p, int distance, i64 index) {
     const Move &rows = p.rows.sent[distance], &scales = p.scales.sent[distance];
     const auto output = [&](const Moved& of) { return distance > 0 ? of.far[distance] : of.output; };

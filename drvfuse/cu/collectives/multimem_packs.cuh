@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs of 16 bytes in multicast memory: their sum over the ranks in one load, and one store of results to all ranks.
+// Packs of 16 bytes in multicast memory: one load returns the sum of a pack over the ranks, and one store writes a
+// result to all ranks.
 //
 // The load rounds the sum to the type of the elements. A partial last pack is accessed word by word, so an array in
 // multicast memory must consist of whole words. The host stages other arrays in the staging memory, where packs are
@@ -41,7 +42,7 @@ __device__ __forceinline__ void reduce_whole(Pack<bf16, W>& pack, const char* fr
     ptx::reduce_bf16x2_v4(pack.word, from);
 }
 
-// The sum over the ranks of the pack at a multicast address.
+// Sets `pack` to the sum, over the ranks, of the packs at multicast address `from`.
 template <typename T, int W>
 __device__ __forceinline__ void reduce_pack(Pack<T, W>& pack, const char* from) {
     if constexpr (FAULT("multimem-plain-load")) {
@@ -51,7 +52,7 @@ __device__ __forceinline__ void reduce_pack(Pack<T, W>& pack, const char* from) 
     }
 }
 
-// The sums of the first `valid` elements of a pack, which are whole words; the other elements become +0.
+// As reduce_pack(), but sums only the first `valid` elements, which are whole words. The other elements become +0.
 template <typename T, int W>
 __device__ __forceinline__ void reduce_elements(Pack<T, W>& pack, const char* from, i64 valid) {
 #pragma unroll
@@ -73,7 +74,7 @@ __device__ __forceinline__ void broadcast_pack(char* to, const Pack<T, W>& pack)
         ptx::broadcast_v4(to, pack.word);
         ptx::broadcast_v4(to + 16, pack.word + 4);
     } else {
-        static_assert(words == 4, "one access");
+        static_assert(words == 4, "a pack must have 1, 2, 4 or 8 words");
         if constexpr (FAULT("multimem-red-for-store")) {
             ptx::add_to_all_v4(to, pack.word);
         } else {

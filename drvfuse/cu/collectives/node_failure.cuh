@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank does when it learns, after an exchange, that a kernel of another node gave up before the exchange.
+// Aborts the ranks of a node when one of them learns, after an exchange, that a kernel of another node gave up.
 #pragma once
 #include "sync/workspace.cuh"
 
-// Writes a report of kind EXCHANGE, where `peer` is the place of the node that gave up (nodes.cuh) and `seen` the
-// number of places. Aborts the ranks of this rank's node. If these are aborted already, one of them has reported the
-// reason, and nothing happens.
+// Writes a report of kind EXCHANGE: node `place` of `places` has given up. If the exchange engine adds the sums of the
+// nodes, `places` is 1, and the node is not known. Aborts the ranks of this rank's node. If these ranks are aborted
+// already, one of them has reported the reason, and nothing happens.
 template <int Ranks>
 __device__ __forceinline__ void node_gave_up(const Call& call, int place, int places) {
     char* const own = call.workspaces[call.rank];

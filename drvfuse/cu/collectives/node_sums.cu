@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first step of a call over several nodes: the partial sums of this rank's part of a tensor, over the ranks of its
-// node. nodes.cuh and docs/nodes.md describe the later steps.
+// The first step of a call over several nodes: each rank sums its part of a tensor over the ranks of its node.
+// nodes.cuh and docs/nodes.md describe the later steps.
 //
 // Layout. The tensor is `items` items of `item_packs` packs of 16 bytes; rank k of the node owns a range of items
-// (partition.cuh). For the all-reduce an item is a pack of the flat tensor, whose one row has `columns` elements and
-// `row_packs` packs; the last pack may be partial. For the fused op an item is a row. With DRVFUSE_RAGGED rows may
-// begin at any element and end in a partial pack; elements after the end count as +0, and take part in the exchange.
-// Pack j of a range belongs to thread j mod (blocks * threads) of the grid, on every rank of the node.
-//   STAGED   inputs that peers cannot read: each rank first copies its input to its payload, from offset `staging`
-//            on, with as many packs for every owner as the largest range has.
+// (partition.cuh). For the all-reduce an item is a pack of the flat tensor, which counts as one row of `columns`
+// elements in `row_packs` packs; the last pack may be partial. For the fused op an item is a row. With DRVFUSE_RAGGED
+// rows may begin at any element and end in a partial pack; elements after the end count as +0, and take part in the
+// exchange. Pack j of a range belongs to thread j mod (blocks * threads) of the grid, on every rank of the node.
+//   STAGED   inputs that peers cannot read: each rank first copies its input to its payload, from offset `staging` on.
+//            Each owner's packs have an area there, as large as the largest range.
 //   DRVFUSE_MANY (STAGED)  the items are the packs of several tensors (many.cuh), which only their own rank reads.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank of the node.
@@ -22,17 +22,17 @@
 //   barrier of the call's second kernel, at which a rank arrives when this kernel is complete, frees the inputs. Until
 //   then a rank writes only its own part of its output, and no other rank reads that part of its input; so a call may
 //   be in place.
-//   Staging: written after the start barrier, at which the peers arrive when they have completed their earlier kernels
-//   and with them all reads; read after the second barrier.
+//   Staging: written after the start barrier. A peer arrives there when its earlier kernels, and so their reads, are
+//   complete. Staging is read after the second barrier.
 //   Partial sums: written after the start barrier, as they may lie where peers read results or staging of an earlier
 //   call or chunk; then written and read on this device alone, by kernels and the exchange in the order of the
 //   stream.
 //
 // Failure. If a barrier gives up, the block skips the rest of the kernel (barrier.cuh). It clears its sums, so that
-// no kernel reads memory that was never written, and the status of the sums says to all nodes that they are undefined
-// (nodes.cuh). These stores, and those of the exchange, may come before the start barrier: a peer that still runs an
-// earlier call may then read wrong data, in a call whose own barriers have not failed (docs/nodes.md). The host
-// watches the exchange all the same (progress.cuh); the kernel after the exchange gives up at its own barrier.
+// no kernel reads memory that was never written, and the status that follows the sums tells all nodes that the sums are
+// undefined (nodes.cuh). These stores, and those of the exchange, may come before the start barrier: a peer that still
+// runs an earlier call may then read wrong data, in a call whose own barriers have not failed (docs/nodes.md). The host
+// still watches the exchange (progress.cuh). The kernel after the exchange gives up at its own barrier.
 #include "collectives/nodes.cuh"
 #include "collectives/ranges.cuh"
 #include "sync/barrier.cuh"
@@ -58,7 +58,7 @@ struct Params : NodeSumsParams {
 using Params = NodeSumsParams;
 #endif
 
-// Pack `index` of the tensor.
+// Loads pack `index` of the tensor.
 __device__ __forceinline__ void load_tensor(InPack& pack, const void* tensor, const NodeSumsParams& p, i64 index) {
     const char* from = static_cast<const char*>(tensor) + index * IN_BYTES;
     if constexpr (RAGGED) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ void load_own(InPack& pack, const Params& p, i64 inde
 #endif
 }
 
-// Returns false to all threads of a block that has given up.
+// Computes and stores this rank's partial sums. Returns false to all threads of a block that has given up.
 __device__ __forceinline__ bool node_sums(const Params& p, Trace& trace) {
     const Partition<i64, RANKS> part(p.items);
     const i64 area = part.largest() * p.item_packs * IN_BYTES;
@@ -126,8 +126,8 @@ __device__ __forceinline__ bool node_sums(const Params& p, Trace& trace) {
     return true;
 }
 
-// Called by all threads of a block that has given up. Clears the partial sums that the block owes, so that nobody reads
-// memory that was never written.
+// Called by all threads of a block that has given up. Clears the partial sums that this block computes, so that no
+// kernel reads memory that was never written.
 __device__ __forceinline__ void clear_sums(const Params& p) {
     const i64 packs = Partition<i64, RANKS>(p.items).in_chunk(p.call.rank, 0, p.items) * p.item_packs;
 #pragma unroll 1

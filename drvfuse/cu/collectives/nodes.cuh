@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the partial sums of the nodes lie, for the kernels before and after an exchange of these sums (docs/nodes.md).
+// Partial sums of the nodes and their status, for the kernels before and after an exchange of the sums (docs/nodes.md).
 // progress.cuh describes what these kernels report to the host.
 //
-// Partial sums are float32, in packs of as many elements as a pack of the input has. A rank's payload holds the partial
-// sums of the part that the rank owns, node by node, `stride` bytes apart. `node_sums` writes the sums of its own
-// node, and the exchange writes those of the other nodes. In the order "engine" there is one place, in which the
-// exchange adds all.
+// Partial sums are float32, in packs of as many elements as a pack of the input has. A rank's payload holds partial
+// sums of the part that the rank owns. There is one place for each node, and the places are `stride` bytes apart.
+// `node_sums` writes the sums of its own node, and the exchange writes those of the other nodes. With
+// node_order="engine" there is only one place: the exchange adds the sums of all nodes there.
 //
 // Status. The last 16 bytes of a place are float32 numbers too and take part in the exchange: the status of the sums
 // that precede them, and zeros. The status is 0.0f if the sums are defined. It is 1.0f if a block of `node_sums` gave
 // up, or if the abort word was set when the last block ended: a peer that gave up may have overwritten the input that
-// this rank was reading. In the order "engine" the exchange adds the statuses: the sum is the number of nodes that
-// failed, as small integers are exact in float32. `check_statuses` reads the statuses after the exchange. If one is
-// not 0, `check_statuses` reports a failed exchange (kind EXCHANGE) and aborts the ranks of its own node.
+// this rank was reading. With node_order="engine" the exchange adds the statuses: the sum is the number of nodes that
+// failed, as small integers are exact in float32. `check_statuses` reads the statuses after the exchange. If one is not
+// 0, `check_statuses` reports a failed exchange (kind EXCHANGE) and aborts the ranks of its own node.
 //   No launch writes both values. One thread of the last block that reaches Barrier::finish writes the status, and no
 //   block is the last one if a block has given up, since a block that has given up does not call Barrier::finish.
 //   Several blocks that have given up write 1.0f, by relaxed stores.
@@ -23,19 +23,20 @@
 #include "collectives/progress.cuh"
 
 struct NodeCall {
-    char* sums;  // address of the partial sums: in node_sums those of this rank's node, else those of node 0
+    char* sums;  // the partial sums: in node_sums those of this rank's node, in later kernels those of node 0
     Progress* progress;
-    i64 stride;  // bytes of a place, status included
-    int nodes;   // number of places: 1 in the order "engine"
+    i64 stride;  // bytes from the sums of one node to those of the next, status included
+    int nodes;   // number of nodes; 1 if the exchange has added the sums of all nodes
     int unused;
 };
 
 using SumPack = Pack<float, W>;
 constexpr i64 SUM_BYTES = sizeof(SumPack);
-constexpr int NODES_AT_ONCE = PACKS > 2 ? 2 : 4;  // packs in flight per thread; registers are needed for other sums
+// The packs that a thread has in flight: fewer if the sums of PACKS packs take many registers.
+constexpr int NODES_AT_ONCE = PACKS > 2 ? 2 : 4;
 
-// total = +0.0f + node 0 + node 1 + ... load(pack, address) loads the pack of one node; the pack of node 0 is at
-// `from`.
+// Sets `total` to +0.0f + node 0 + node 1 + ... load(pack, address) loads the pack of one node; the pack of node 0 lies
+// at `from`.
 template <typename Load>
 __device__ __forceinline__ void add_nodes(SumPack& total, const NodeCall& call, const char* from, const Load& load) {
     float sum[W];
@@ -60,7 +61,7 @@ __device__ __forceinline__ void add_nodes(SumPack& total, const NodeCall& call, 
     from_float(total, sum);
 }
 
-// The total of pack `index` of this rank's part.
+// Sets `total` to the sum over the nodes of pack `index` of this rank's part.
 __device__ __forceinline__ void sum_nodes(SumPack& total, const NodeCall& call, i64 index) {
     add_nodes(total, call, call.sums + index * SUM_BYTES,
               [](SumPack& pack, const char* from) { load_pack(pack, from); });
@@ -99,21 +100,20 @@ __device__ __forceinline__ void exchange_has_ended(const NodeCall& call, u64 epo
     if (blockIdx.x == 0 && threadIdx.x == 0) ptx::store_relaxed_sys(&call.progress->ended, aborted ? ~u64(0) : epoch);
 }
 
-// The bits of the status of place `place`. 0: the sums are defined.
+// Returns the bits of the status that follows the sums of node `place`. 0: the sums are defined.
 __device__ __forceinline__ u32 status_of(const NodeCall& call, int place) {
     return ptx::load_u32(call.sums + (place + 1) * call.stride - STATUS_BYTES);
 }
 
-// The first warp of block 0 checks the statuses, lane t those of places t, t + 32, ... This function returns the
-// status of place t. It is called at the start of a kernel, and the kernel uses the result only at its end, so that
-// nothing waits for the load.
+// Returns to lane t of the first warp of block 0 the status of node t, which check_statuses() takes later. Called at
+// the start of a kernel, long before check_statuses(), so that nothing waits for the load.
 __device__ __forceinline__ u32 first_status(const NodeCall& call) {
     return blockIdx.x == 0 && threadIdx.x < 32 && threadIdx.x < call.nodes ? status_of(call, threadIdx.x) : 0;
 }
 
-// Reports statuses that are not 0. Called by all threads before Barrier::finish. A report has the epoch at the start
-// of the kernel: __syncwarp orders the read of the epoch before Barrier::finish in thread 0, and with it before the
-// write of the new epoch.
+// Reports statuses that are not 0. In the first warp of block 0 lane t checks nodes t, t + 32, ...; `first` is the
+// result of first_status(). Called by all threads before Barrier::finish. The __syncwarp makes all lanes read the epoch
+// for their reports before thread 0 calls Barrier::finish, which may write the new epoch.
 template <int Ranks>
 __device__ __forceinline__ void check_statuses(const Call& call, const NodeCall& node, u32 first) {
     if (blockIdx.x != 0 || threadIdx.x >= 32 || FAULT("node-status-not-read")) return;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forms of the fused kernels: what they do to a row, their parameters, and packs of rows in the caller's tensors.
+// What the fused kernels do to a row (by definitions), their parameters, and how they access packs of rows in the
+// caller's tensors.
 //
 //   DRVFUSE_RESIDUAL        a residual is added. The residual and residual_out are of DRVFUSE_RESIDUAL_DTYPE, which is
 //                           the input's type or float. In both cases the order in which a row is summed is defined by
@@ -28,15 +29,16 @@ constexpr ScaleLayout LAYOUT = ScaleLayout(DRVFUSE_SCALES_LAYOUT);
 constexpr bool QUANTISE = QUANT != Quant::none;
 constexpr int HEAD = DRVFUSE_HEAD;
 constexpr int HEAD_LANES = HEAD != 0 ? HEAD / W : 1;
-static_assert(HEAD % W == 0 && (HEAD_LANES & (HEAD_LANES - 1)) == 0 && HEAD_LANES <= 32, "lanes of one warp");
+static_assert(HEAD % W == 0 && (HEAD_LANES & (HEAD_LANES - 1)) == 0 && HEAD_LANES <= 32,
+              "a head must be 1, 2, 4, ... or 32 packs");
 constexpr int GROUP = QUANT == Quant::group ? DRVFUSE_GROUP : QUANT == Quant::row ? HEAD : 0;  // columns of a scale
 constexpr bool GROUPED = GROUP != 0;
 constexpr bool FP4 = Bytes<Out>::of(2) == 1;
 constexpr bool SCALED = GROUPED || QUANT == Quant::row;  // scales are written
 constexpr int LANES = GROUPED ? GROUP / W : 1;           // number of adjacent lanes that hold a group's packs
-static_assert(LAYER || !BETA, "RMSNorm adds nothing");
-static_assert(QUANTISE || !NORMED, "the outputs are the normed rows");
-static_assert(!GROUPED || !RAGGED, "groups are whole packs");
+static_assert(LAYER || !BETA, "beta requires LayerNorm");
+static_assert(QUANTISE || !NORMED, "a separate normed output requires quantisation");
+static_assert(!GROUPED || !RAGGED, "groups require whole packs");
 
 struct FusedParams {
     Call call;
@@ -46,7 +48,7 @@ struct FusedParams {
     void* output;
     void* scales;
     int rows;
-    int chunk_rows;  // rows of a chunk or round, as each kernel's header says; unused by one_stage direct
+    int chunk_rows;  // rows of a chunk or round (see each kernel's Layout); unused by one_stage without staging
     int columns;
     float epsilon;
     float weight_offset;
@@ -118,7 +120,7 @@ __device__ __forceinline__ u32 output_stride(const FusedParams& p) {
     return (packs_of_row(p) * u32(sizeof(OutPack)) + 15) / 16 * 16;
 }
 
-// Pack `index` of row `row` of the caller's tensor.
+// Loads pack `index` of row `row` of the caller's tensor.
 template <typename T>
 __device__ __forceinline__ void load_of_row(Pack<T, W>& pack, const void* tensor, int row, int index,
                                             const FusedParams& p) {

@@ -15,7 +15,7 @@ public:
         if (early_residual() && has(0)) load_of_row(residual_[0], p.residual, first_row(), index(0), p);
     }
 
-    // x = the sum over the ranks; load(pack, source, index) loads one pack of the row.
+    // Sets x to the sum of a row over the ranks; load(pack, source, index) loads one pack of the row.
     template <typename Load>
     __device__ __forceinline__ void sum(float (&x)[PACKS][W], const Load& load) {
         refresh();
@@ -59,7 +59,7 @@ public:
         }
     }
 
-    // sum() and add_residual() for a row that this rank does not normalise yet: only one pack at a time is in
+    // Does sum() and add_residual() for a row that this rank does not normalise yet. Only one pack at a time is in
     // registers.
     template <typename Load, typename Store>
     __device__ __forceinline__ void sum_with_residual(int row, const Load& load, const Store& store) {

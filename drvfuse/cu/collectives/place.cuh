@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of a collective kernel in its stream. All threads call `begin` first, then `follow_producer`, and `end`
-// last. Only after `follow_producer` may the kernel read what a producer writes.
+// Orders a collective kernel after its producer and before its dependent kernel. All threads call `begin` first, then
+// `follow_producer`, and `end` last. Only after `follow_producer` may the kernel read what a producer writes.
 #pragma once
 #include "common/faults.cuh"
 #include "sync/pdl.cuh"

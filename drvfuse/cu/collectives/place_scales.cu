@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stores scales that the driver has copied from one rank to their places among the scales of all rows, on one device.
+// Stores the scales of one rank's rows among the scales of all rows, on one device. The driver has copied them to that
+// device before.
 //
 // Layout. As arranged_scales.cuh says. A launch stores `nbytes` bytes of the rank's scales, in packs of 16, from pack
 // `begin` on. They lie at `source`.

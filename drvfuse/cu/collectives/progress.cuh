@@ -6,9 +6,9 @@
 // a pair is ahead of the second, the rank is in an exchange.
 //   begun, ended       for exchanges of partial sums: the last block of `node_sums` stores the new epoch to
 //                      `begun`, and the kernel after the exchange stores the same epoch, which it reads, to `ended`.
-//                      If `node_sums` gives up, the epoch stays as it is, and the exchange takes place all the same:
-//                      then it stores 0 to `ended` and the time to `begun`. The kernel after the exchange of an
-//                      aborted rank stores the largest number to `ended`.
+//                      If `node_sums` gives up, the epoch does not change, but the exchange still takes place: then
+//                      `node_sums` stores 0 to `ended` and the time to `begun`. If the rank is aborted, the kernel
+//                      after the exchange stores the largest number to `ended`.
 //   sending, received  for all other exchanges, if the engine's waits are not bounded: `count_exchange` adds one to
 //                      `sending` before the exchange, and `exchange_ended` adds one to `received` after it.
 // Each word is written by one rank only, in the order of its stream.

@@ -6,15 +6,15 @@
 
 constexpr int PEERS = RANKS > 1 ? RANKS - 1 : 1;  // an array cannot be empty
 
-// Stores the pack to every peer; the slot of the peer at distance d is at offset + (d - 1) * stride.
+// Sends a pack to every peer. In the slots of the peer at distance d it goes to offset + (d - 1) * stride.
 template <typename Push, int N>
 __device__ __forceinline__ void send_to_all(const Push& push, u32 offset, u32 stride, const u32 (&word)[N]) {
 #pragma unroll
     for (int distance = 1; distance < RANKS; ++distance) push.send(distance, offset + (distance - 1) * stride, word);
 }
 
-// Reorders the packs: before, packs[k] is the pack of rank (rank + k) mod RANKS, afterwards that of rank k. All threads
-// take the same steps, so the array stays in registers.
+// Reorders the packs. Before the call packs[k] is the pack of rank (rank + k) mod RANKS, after it that of rank k. After
+// unrolling all indices are constants, so the array stays in registers.
 template <typename P>
 __device__ __forceinline__ void into_rank_order(P (&packs)[RANKS], int rank) {
 #pragma unroll

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parameters of the fused all-reduce by push, and the steps of a row that push_one_shot and push_two_shot have in
-// common: how a row is loaded, sent, and summed over the ranks.
+// The parameters of the fused all-reduce by push, and the steps that push_one_shot and push_two_shot share: they load a
+// row, send it, and sum it over the ranks.
 #pragma once
 #include "collectives/norm_rows.cuh"
 #include "collectives/push_packs.cuh"
@@ -12,7 +12,7 @@ struct FusedPushParams : FusedParams {
     PushCall push;
 };
 
-// Whether the tensor has that row. Where a call has several rounds, each sends chunk_rows rows (push.cuh), so the
+// Whether the tensor has row `row`. Where a call has several rounds, each sends chunk_rows rows (push.cuh), so the
 // last one also sends rows beyond the tensor's end, whose contents are not used.
 __device__ __forceinline__ bool inside(const FusedPushParams& p, int row) { return row < p.rows; }
 
@@ -37,7 +37,8 @@ __device__ __forceinline__ void send_row(const InPack (&own)[PACKS], const Rows&
     }
 }
 
-// Sums this thread's packs of a row over the ranks; the row's slots at distance 1 begin at `offset`.
+// Sums this thread's packs of a row over the ranks. In this rank's slots the row for distance d begins at offset + (d -
+// 1) * stride.
 __device__ __forceinline__ void receive_row(float (&x)[PACKS][W], const InPack (&own)[PACKS], const FusedPushParams& p,
                                             const Rows& rows, Pushing& push, u32 offset, u32 stride) {
 #pragma unroll

@@ -5,12 +5,13 @@
 // belongs to thread j mod (blocks * threads) of the grid, on every rank.
 //   direct  each rank loads its part from the peers' inputs.
 //   STAGED  inputs that peers cannot read: each rank first copies the parts that the others own, chunk by chunk, to its
-//           payload. The payload has two halves of ranks * chunk_packs packs, by owner, which are used in turn.
+//           payload. The payload has two halves of ranks * chunk_packs packs, grouped by owner. The halves are used
+//           alternately.
 //   LOCAL   the sources lie on this device and are complete before the launch, so there is no barrier (algorithm
 //           "naive").
 //   NODES   (LOCAL) the sources are the partial sums of all nodes for this rank's part (nodes.cuh). Reduce-scatters
 //           inside the nodes have written them as float32, in packs like those of the tensor, and exchanges have sent
-//           them here. There is one part, and `call.rank` is the rank's number in the group, for the epilogue.
+//           them here. There is one part, and `call.rank` is the rank's index in the group, for the epilogue.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, parts and chunk on every rank.
 //
@@ -23,7 +24,7 @@
 //   kernel completes. Staged: no other rank reads the input.
 //   Payload halves: thread t of block b stages what thread t of block b of the owner reads, and the barrier between
 //   blocks of equal index separates the two accesses. A half is written again two chunks later, after the barrier of
-//   the chunk between, at which the peers' blocks arrive after they have read the half.
+//   the chunk in between. The peers' blocks arrive there after they have read the half.
 //   In place (the output is this rank's part of its input): no other rank reads that part, and the last thread that
 //   reads an element of it is the thread that writes it.
 //

@@ -4,9 +4,10 @@
 //
 // Layout. The tensor is flat and contiguous, 16-byte aligned; scatter_parts.cuh has the parts. They are cut into
 // rounds of `chunk_packs` packs of every part, and a round into units of one pack of every part per thread of a
-// block: block b does units b, b + blocks, ... of every round. A thread sends pack j of each peer's part to that
-// peer, and sums pack j of its own part, which it has from its own input and from the peers. A block sends DEPTH
-// units ahead of the unit that it sums. Slots of a round, after the greetings, in packs: [distance - 1][chunk_packs].
+// block: block b does units b, b + blocks, ... of every round. For a pack index j of a unit, a thread sends pack j of
+// each peer's part to that peer, and sums pack j of its own rank's part over its own input and the packs from the
+// peers. A block sends DEPTH units ahead of the unit that it sums. Slots of a round, in packs: [distance -
+// 1][chunk_packs]. They follow the words of greet() (push.cuh).
 //
 // What is sent. A call of one round sends the packs of each part. For an empty part it sends one pack of zeros, which
 // is not used, as the owner must receive words from every peer in every call (push.cuh). Where a call has several
@@ -18,11 +19,11 @@
 //
 // Numerics. As in allreduce.cu: +0.0f plus ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
 //
-// Memory ordering. push.cuh, as for push_one_shot in allreduce_push.cu. Where a call has several rounds, thread t of
-// block b receives in every round, for each pack that it sends to a peer, a pack from thread t of block b of that peer.
-// In a call of one round the rank receives at least one pack from every peer. An input is read only by its own rank,
-// so it is free when the rank's kernel completes. The output may be this rank's part of the input, as the thread that
-// writes a pack has read it before, and no other thread reads its elements.
+// Memory ordering. As for push_one_shot in allreduce_push.cu. Where a call has several rounds, thread t of block b
+// receives in every round, for each pack that it sends to a peer, a pack from thread t of block b of that peer. In a
+// call of one round the rank receives at least one pack from every peer. An input is read only by its own rank, so it
+// is free when the rank's kernel completes. The output may be this rank's part of the input, as the thread that writes
+// a pack has read it before, and no other thread reads its elements.
 //
 // Failure. As push.cuh says. Outputs are undefined after a failure.
 #include "collectives/push_packs.cuh"
@@ -41,7 +42,7 @@ __device__ __forceinline__ i64 sent_packs(const ScatterPushParams& p, const Part
     return part.packs() > 0 || FAULT("scatter-empty-part-not-told") ? part.packs() : 1;
 }
 
-// One thread's pack of a unit: its index in the round, and its index in every part that has so many packs.
+// One thread's pack of a unit: its index in the round, and its index in each part. Short parts do not have this pack.
 struct Place {
     i64 in_round;
     i64 index;

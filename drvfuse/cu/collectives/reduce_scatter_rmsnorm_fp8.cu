@@ -6,8 +6,8 @@
 // one row at a time and holds it in registers, as in allreduce_rmsnorm_fp8.cu, which also explains DRVFUSE_RAGGED.
 //   direct  each rank loads its rows from the peers' inputs.
 //   STAGED  inputs that peers cannot read: each rank first copies the rows that the others own, chunk by chunk, to its
-//           payload. The payload has two halves of ranks * chunk_rows rows of whole packs, by owner, which are used in
-//           turn.
+//           payload. The payload has two halves, used alternately. A half has ranks * chunk_rows rows, grouped by
+//           owner, each in whole packs.
 //   LOCAL   the sources lie on this device and are complete before the launch, so there is no barrier (algorithm
 //           "naive").
 //   NODES   (LOCAL) the sources are the partial sums of all nodes for this rank's rows, as in reduce_scatter.cu. The
@@ -37,7 +37,7 @@ struct Params : FusedScatterParams {
     NodeCall node;
 };
 
-// Pack `at` of row `row`, summed over the nodes.
+// Sets `total` to pack `at` of row `row`, summed over the nodes.
 __device__ __forceinline__ void sum_row(SumPack& total, const Params& p, int row, int at) {
     const i64 first = i64(row) * p.columns + at * W;
     if constexpr (RAGGED) {

@@ -3,10 +3,10 @@
 // rank, without a barrier.
 //
 // Layout. Tensors are [rows, columns], contiguous; scatter_rows.cuh says which rank owns which rows. A row is in the
-// registers of a cluster of DRVFUSE_CLUSTER blocks (or of one block), as in allreduce_rmsnorm_fp8_push.cu. Parts are
-// cut into rounds of `chunk_rows` rows of each; cluster c processes rows c, c + clusters, ... of every round: it sends
-// that row of each peer's part to the peer, and sums and normalises that row of its own. Slots of a round, after the
-// greetings, in rows of whole packs: [distance - 1][chunk_rows].
+// registers of a cluster of DRVFUSE_CLUSTER blocks (or of one block), as in allreduce_rmsnorm_fp8_push.cu. Every part
+// is cut into rounds of `chunk_rows` rows. Cluster c processes rows c, c + clusters, ... of every round. For row r it
+// sends row r of each peer's part to that peer, and sums and normalises row r of its own rank's part. Slots of a round,
+// in rows of whole packs: [distance - 1][chunk_rows]. They follow the words of greet() (push.cuh).
 //
 // What is sent. As in reduce_scatter_push.cu, with rows in place of packs: for an empty part one row of zeros is
 // sent, and where a call has several rounds, each sends chunk_rows rows to every peer.
@@ -17,9 +17,9 @@
 //
 // Numerics. As in allreduce_rmsnorm_fp8.cu. The order in which a row's squares are added depends only on its packs.
 //
-// Memory ordering. push.cuh, as in reduce_scatter_push.cu: a thread sends, receives and clears packs of the same rows
-// in every round. Inputs and residuals are read by their own rank alone. residual_output may be residual: a thread
-// stores a pack after it has read it. gamma and beta may be read before the wait for the producer (row_norm.cuh).
+// Memory ordering. As in reduce_scatter_push.cu: a thread sends, receives and clears packs of the same rows in every
+// round. Inputs and residuals are read by their own rank alone. residual_output may be residual: a thread stores a pack
+// after it has read it. gamma and beta may be read before the wait for the producer (row_norm.cuh).
 //
 // Failure. As push.cuh says. Outputs are undefined after a failure. cluster_reduce.cuh says why no block exits while
 // another sends to it.
@@ -43,7 +43,7 @@ __device__ __forceinline__ int sent_rows(const FusedScatterPushParams& p, int ra
     return rows > 0 || FAULT("scatter-empty-part-not-told") ? rows : 1;
 }
 
-// What one block does in a call: for one row index after another it exchanges that row of every part.
+// The work of one block in a call. For each row index it exchanges the row with this index of every part.
 class Exchange {
 public:
     __device__ __forceinline__ Exchange(const FusedScatterPushParams& p, Rows& rows, Pushing& push, Trace& trace)
@@ -100,8 +100,8 @@ public:
     }
 
 private:
-    // Loads this thread's packs of a row of the part that the rank at that distance owns. If the part has no such row,
-    // they become zeros.
+    // Loads this thread's packs of row `begin` + `row` of the part that the rank at `distance` owns. If the part has no
+    // such row, the packs become zeros.
     __device__ __forceinline__ void load_row(InPack (&packs)[PACKS], int distance, int begin, int row) const {
         const int rank = (p_.call.rank + distance) % RANKS;
         const bool exists = row < sent_rows(p_, rank) && begin + row < p_.parts.rows(rank);

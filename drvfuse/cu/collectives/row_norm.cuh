@@ -97,7 +97,7 @@ public:
         trace_.lap(TraceRole::store);
     }
 
-    // normalise() that stores to row `row` of the outputs.
+    // Does normalise(), and stores the results to row `row` of the outputs.
     __device__ __forceinline__ void normalise_to_output(float (&x)[PACKS][W], int row) {
         normalise(
             x, [&](int at, const OutPack& pack) { store_of_row(p_.output, row, at, p_, pack); },
@@ -118,7 +118,8 @@ private:
         return __fmul_rn(butterfly_sum<HEAD_LANES / 2>(sum), 1.0f / HEAD);
     }
 
-    // normalise() for rows that consist of heads. Shuffles sum over the lanes that hold a head. Called by whole warps.
+    // Does normalise() for rows that consist of heads. Shuffles sum over the lanes that hold a head. Called by whole
+    // warps.
     template <typename Store, typename StoreScale, typename StoreNormed, typename Meet>
     __device__ __forceinline__ void normalise_heads(float (&x)[PACKS][W], const Store& store,
                                                     const StoreScale& store_scale, const StoreNormed& store_normed,
@@ -188,7 +189,7 @@ private:
         }
     }
 
-    // x = x * f + beta. Returns the largest |x| of the row.
+    // Sets x to x * f + beta. Returns the largest |x| of the row if the row has one scale, else 0.
     __device__ __forceinline__ float add_beta(float (&x)[PACKS][W], float f) {
         const float none[1] = {0.0f};
         u32 maximum = 0;
@@ -239,7 +240,7 @@ private:
 
     __device__ __forceinline__ void gamma(float (&g)[W], int i) const { vector(g, gamma_, p_.gamma, i); }
 
-    // This thread's pack i of gamma or beta.
+    // Sets v to this thread's pack i of gamma or beta.
     template <int N>
     __device__ __forceinline__ void vector(float (&v)[W], const Pack<Gamma, W> (&kept)[N], const void* from,
                                            int i) const {

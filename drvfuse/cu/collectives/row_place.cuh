@@ -10,14 +10,14 @@ constexpr bool SCALES = SCALED && !RESIDUAL;  // an owner sends scales
 
 // A row of a round: the distance of its owner, and where it and its results lie in the slots.
 struct Place {
-    int distance;       // the distance of the row's owner from this rank
-    u32 offset;         // offset of the input row in the slots, at distance 1
-    u32 stride;         // bytes from one distance to the next, for input rows and normed rows
-    u32 normed;         // offset of the normed row, at distance 1
-    u32 result;         // offset of the codes or of residual_out, at distance 1
-    u32 result_stride;  // bytes from one distance to the next, for codes or residual_out
-    u32 scale;          // offset of the words of scales, at distance 1
-    u32 scale_stride;   // bytes from one distance to the next, for these words
+    int distance;       // the distance of the row's owner from this rank: (owner - rank) mod ranks
+    u32 offset;         // offset of the input row in the slots for distance 1
+    u32 stride;         // bytes from the slots for distance d to those for d + 1, for input rows and normed rows
+    u32 normed;         // offset of the normed row in the slots for distance 1
+    u32 result;         // offset of the row's codes or residual_out in the slots for distance 1
+    u32 result_stride;  // bytes from the slots for distance d to those for d + 1, for codes or residual_out
+    u32 scale;          // offset of the words with the row's scales in the slots for distance 1
+    u32 scale_stride;   // bytes from the slots for distance d to those for d + 1, for words with scales
 
     // This rank is RANKS - distance ranks after the row's owner, so it receives the owner's words in the slots of
     // distance RANKS - distance. Returns the number of strides from the slots of distance 1 to these slots.

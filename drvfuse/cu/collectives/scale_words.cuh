@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an owner of rows sends the scales of groups by the push protocol (sync/push.cuh), as words of 4 bytes.
+// Words of 4 bytes in which the owner of a row sends the scales of its groups by the push protocol (sync/push.cuh).
 //
 // Scales of one byte of groups of up to 32 columns are sent four per word: those of adjacent groups of a row, the
 // first in the low byte. The last word of a row may have fewer scales. The packs of the groups of a word are in
@@ -26,7 +26,7 @@ constexpr bool BYTE_SCALES = GROUPED && sizeof(Scale) == 1 && LANES * W <= 32;  
 constexpr int PER_WORD = BYTE_SCALES ? 4 : 1;
 constexpr int WORD_LANES = LANES * PER_WORD;
 constexpr bool KEYED = FP4 && W == 8;
-static_assert(!KEYED || (BYTE_SCALES && WORD_LANES <= 8), "one of nine keys is valid, and there are four sign bits");
+static_assert(!KEYED || (BYTE_SCALES && WORD_LANES <= 8), "the groups of a word must have at most 8 words of codes");
 
 // The number of words in which the scales of a row are sent.
 __device__ __forceinline__ int scale_words(const FusedParams& p) {
@@ -35,17 +35,17 @@ __device__ __forceinline__ int scale_words(const FusedParams& p) {
 
 struct ScaleWord {
     u32 word;
-    u32 key;  // the key for the codes of the word's groups; 0 unless KEYED
+    u32 key;  // the key under which the codes with these scales are sent; 0 unless KEYED
 };
 
-// What is added to a byte of E8M0 before it is sent.
+// The number that is added to an E8M0 scale before it is sent, modulo 256.
 __device__ __forceinline__ constexpr u32 e8m0_offset() { return FAULT("scales-without-offset") ? 0 : 1; }
 
 // The position of this lane's scale in its word, in bits.
 __device__ __forceinline__ u32 place_in_word() { return threadIdx.x % WORD_LANES / LANES * 8; }
 
-// The word with the scale of this lane's group, where scales have one byte. `exists`: the lane has a pack, `pack`.
-// Called by whole warps.
+// Returns the word that holds the scale of this lane's group, for scales of one byte. `exists`: the lane has a pack,
+// `pack`. Called by whole warps.
 __device__ __forceinline__ ScaleWord scale_word(bool exists, const OutPack& pack, float scale) {
     const u32 byte = (bits_of<Scale>(scale) + (FP4 ? 0 : e8m0_offset())) & 0xff;
     ScaleWord sent = {byte << place_in_word(), 0};
@@ -63,13 +63,13 @@ __device__ __forceinline__ ScaleWord scale_word(bool exists, const OutPack& pack
     return sent;
 }
 
-// The scale of this lane's group, from the group's word.
+// Returns the scale of this lane's group from the word that holds it.
 __device__ __forceinline__ u32 scale_of_word(u32 word) {
     const u32 byte = word >> place_in_word();
     return FP4 ? byte & 0x7f : (byte - e8m0_offset()) & 0xff;
 }
 
-// The key of the codes of the word's groups.
+// Returns the key under which the codes that belong to a word of scales were sent.
 __device__ __forceinline__ u32 key_of_word(u32 word) {
     return KEYED ? ((word >> 7 & 0x01010101u) * 0x01020408u) >> 24 : 0;
 }

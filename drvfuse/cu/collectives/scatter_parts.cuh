@@ -14,10 +14,10 @@ struct Range {
 
 struct ScatterParams {
     Call call;
-    void* output;                    // this rank's part of the output
-    i64 columns;                     // the tensor's last dimension, for the epilogue
-    i64 most_packs;                  // packs of the largest part
-    i64 chunk_packs;                 // packs of each part in a chunk or round; unused if the kernel has neither
+    void* output;     // this rank's part of the output
+    i64 columns;      // the tensor's last dimension, for the epilogue
+    i64 most_packs;   // packs of the largest part
+    i64 chunk_packs;  // packs of each part in a chunk or round; unused by kernels without chunks and rounds
     Range parts[DRVFUSE_MAX_RANKS];  // the parts of all ranks, by rank
 };
 

@@ -8,7 +8,7 @@
 
 struct RowParts {
     int starts[DRVFUSE_MAX_RANKS + 1];
-    int most;  // the number of rows of the rank with the most
+    int most;  // the largest number of rows of a rank
 
     __device__ __forceinline__ int rows(int rank) const { return starts[rank + 1] - starts[rank]; }
 

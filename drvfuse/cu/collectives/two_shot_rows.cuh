@@ -138,7 +138,7 @@ __device__ __forceinline__ void gather(const FusedPushParams& p, Rows& rows, Pus
     }
 }
 
-// The work of a cluster in one round. `own` are this thread's packs of the cluster's first row of the round, which
+// Does the work of a cluster in one round. `own` are this thread's packs of the cluster's first row of the round, which
 // the caller has loaded.
 __device__ __forceinline__ void two_shot(const FusedPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
                                          int count, InPack (&own)[PACKS]) {

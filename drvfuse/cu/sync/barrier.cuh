@@ -21,8 +21,8 @@
 // Progress needs the blocks of the same index on all ranks to be resident together; devices place blocks in index
 // order.
 //
-// The barrier also detects calls that differ between ranks (calls.cuh). Every barrier but the start barrier, so every
-// one with `publish`, also waits for the words of the peers' calls.
+// The barrier also detects calls that differ between ranks (calls.cuh). Every barrier except the start barrier, so
+// every barrier with `publish`, also waits for the words of the peers' calls.
 //
 // Failure. A wait is bounded by `timeout_ns` of %globaltimer, read once in 1024 polls, and ends early when this rank's
 // abort word is set. The first thread of a rank to give up writes the report and sets the abort word of every rank. A
@@ -53,8 +53,9 @@ public:
         calls_.start();
     }
 
-    // The barrier. `publish`: it also orders this block's earlier accesses in this kernel. Called by all threads of the
-    // block. Returns false to all of them if the call is aborted; then the peers may not have arrived.
+    // Arrives at the next barrier and waits there. `publish`: the barrier also orders this block's earlier accesses in
+    // this kernel. Called by all threads of the block. Returns false to all of them if the call is aborted; then the
+    // peers may not have arrived.
     __device__ __forceinline__ bool arrive_and_wait(bool publish) {
         const bool unordered = FAULT("no-block-barrier-before-release") ||
                                (FAULT("no-block-barrier-before-even-releases") && ordinal_ % 2 == 1);
@@ -92,19 +93,20 @@ public:
         return 0;
     }
 
-    // The epoch at the start of the kernel, and whether the rank was aborted then, or a barrier has given up since
-    // then. Only threads t < Ranks have them.
+    // The epoch at the start of the kernel. Only threads t < Ranks have it.
     __device__ __forceinline__ u64 epoch() const { return epoch_; }
+    // Whether the rank was aborted at the start of the kernel, or a barrier has given up since. Only for threads t <
+    // Ranks.
     __device__ __forceinline__ bool aborted() const { return aborted_; }
 
 private:
-    __device__ __forceinline__ bool wait(int peer, u64 expected, bool hear, u64& met) {
+    __device__ __forceinline__ bool wait(int peer, u64 expected, bool with_calls, u64& met) {
         char* own = call_.workspaces[call_.rank];
         const u64* flag = flag_word(own, blockIdx.x, peer);
         u64 deadline = 0;
         Listener listener = calls_.listener();
         for (u32 polls = 1;; ++polls) {
-            const bool listens = listener.listen() && hear;
+            const bool listens = listener.listen() && with_calls;
             u64 seen = read_flag(flag);
             trace_.stamp(met, seen >= expected);
             if (FAULT("ordinals-of-32-bits") ? u32(seen) >= u32(expected) : seen >= expected && !listens) return true;

@@ -32,9 +32,9 @@
 // reaches its barriers. A rank that makes no call with this number is missing, and the time-out reports it.
 //
 // Why equal calls are never reported as different. A word is one access of 64 bits, so its number and its hash belong
-// to one call. A thread compares words with equal low bits of the number and of one generation; only one call in 65536
-// has these. By the argument below the word that it reads is at most two calls old, or was never written: then it is 0,
-// which has the number of call 65536.
+// to one call. A thread compares two words only if the low 16 bits of their numbers are equal, which holds for one call
+// in 65536, and only words of one generation. By the argument below the word that the thread reads is at most two calls
+// old, or was never written. In that case it is 0, which has the number of call 65536.
 //
 // Why two generations suffice. Let rank A be in its call n. Rank B overwrites its word of call n by that of n + 2 when
 // its call n + 1 has ended, so after it has read A's word of n + 1. A stores that word after its call n has ended, with
@@ -56,17 +56,17 @@
 // Progress. A rank sends its words before it waits for any peer, by the block that is placed first.
 //
 // Cost. Kernels of groups that never compare, since all ranks are in one process, are compiled without this code. In
-// other kernels a call without a hash has one test at its start, and a load in each poll that no thread executes. With
-// a hash, block 0 has one more load of its own memory in flight in each poll. In a push call the words are sent before
-// the data, so they arrive first. In a pull call they are sent after the flags of the start barrier, whose release
-// would wait for them otherwise.
+// other kernels a call without a hash executes one more test at its start, and in each poll a load whose predicate is
+// false in all threads. With a hash, block 0 has one more load of its own memory in flight in each poll. In a push call
+// the words are sent before the data, so they arrive first. In a pull call they are sent after the flags of the start
+// barrier, whose release would wait for them otherwise.
 #pragma once
 #include "common/faults.cuh"
 #include "ptx/ordered.cuh"
 #include "sync/workspace.cuh"
 
 constexpr bool COMPARES = DRVFUSE_COMPARES;
-constexpr u32 WAIT_CALL = 3;  // the kind of a report about calls that differ
+constexpr u32 WAIT_CALL = 3;  // the kind of a report whose thread waited for the word of a peer's call
 constexpr u32 STARTED = u32(1) << 31;
 
 __device__ __forceinline__ u32 generation(u32 number) { return FAULT("calls-of-one-generation") ? 0 : number % 2; }
@@ -75,13 +75,13 @@ __device__ __forceinline__ u32 generation(u32 number) { return FAULT("calls-of-o
 // only during the wait, so that it takes no registers at other times.
 class Listener {
 public:
-    // `number` is that of the call, or 0 for a thread that waits for no word.
+    // `number` is the number of the call, or 0 for a thread that waits for no word.
     __device__ __forceinline__ Listener(const Call& call, u32 number)
         : slot_(call_word(call.workspaces[call.rank], generation(number), threadIdx.x)), word_(call.hash | u16(number)),
           seen_(number == 0 ? word_ : 0) {}
 
-    // Reads the peer's word. Returns whether it is not the expected word: it has not arrived, or it differs. Called in
-    // each poll.
+    // Reads the peer's word. Returns whether it is not the expected word, because that has not arrived or differs.
+    // Called in each poll.
     __device__ __forceinline__ bool listen() {
         if constexpr (!COMPARES) return false;
         ptx::load_relaxed_sys_if(seen_ != word_, seen_, slot_);
@@ -91,7 +91,7 @@ public:
     // Returns the result of the last listen().
     __device__ __forceinline__ bool listens() const { return COMPARES && seen_ != word_; }
 
-    // Whether the peer's word has the expected number and is the word of another call.
+    // Whether the peer's word has the expected number but another hash: the ranks make different calls.
     __device__ __forceinline__ bool differs() const { return listens() && u16(seen_) == u16(word_); }
 
     // Fills the report of a thread that listens. `number` is the number of the call.

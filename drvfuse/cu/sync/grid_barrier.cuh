@@ -7,7 +7,7 @@
 // after the barrier, when all blocks have read it. So a workspace that was zeroed once serves any number of launches in
 // stream order, with any grids.
 //
-// Failure: scratch.cuh.
+// Failure. As scratch.cuh says.
 #pragma once
 #include "ptx/threads.cuh"
 #include "sync/scratch.cuh"
@@ -19,7 +19,7 @@ struct GridWorkspace {
     u64 slots[MAX_GRID];
 };
 
-// The barrier. The caller constructs `use` at the kernel's start, and this function finishes it. The shared word
+// Passes the barrier. The caller constructs `use` at the kernel's start, and this function finishes it. The shared word
 // `*shared_maximum` is the maximum of the values that threads of the block have stored in it before the call, or 0.
 // Afterwards the word has the maximum over the grid (as u32), and all earlier writes of all blocks to global memory are
 // visible to all threads. Returns false to all threads of the block if a block did not arrive.

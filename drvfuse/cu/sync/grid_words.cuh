@@ -6,15 +6,16 @@
 
 constexpr int MAX_WORD_BLOCKS = 256, MAX_WORD_ROWS = 2048, MAX_WORD_SUMS = 1 << 16;
 
-// A workspace with words. drvfuse/plans/scratch.py has the size of this struct.
+// The workspace of a kernel whose blocks exchange values through these words. drvfuse/plans/scratch.py has the struct's
+// size.
 struct GridWords {
     ScratchState state;
     u64 maxima[2][MAX_WORD_BLOCKS];  // [exchange][block]: the maximum of each block
-    u64 rows[MAX_WORD_ROWS];         // a value of each row
+    u64 rows[MAX_WORD_ROWS];         // one value for each row
     u64 sums[MAX_WORD_SUMS];         // the sums of parts of rows
 };
 
-// Publishes a value in this block's word.
+// Publishes `value`, with the epoch, in a word of this block.
 __device__ __forceinline__ void leave_word(u64* word, u32 epoch, u32 value) {
     ptx::store_relaxed_gpu(word, u64(epoch) << 32 | value);
 }
@@ -23,7 +24,7 @@ __device__ __forceinline__ void leave_word(u64* word, u32 epoch, u32 value) {
 struct Awaited {
     const u64* word;  // the address of the word; null: there is no wait
     u32 block;        // the block that stores the word
-    u32 value;        // the word's value, after the wait
+    u32 value;        // set by await_words(): the value that the word has
 };
 
 // Waits for the values of all words; in every poll the loads of all words are in flight at once. Sets `given_up` on a

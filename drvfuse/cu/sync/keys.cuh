@@ -8,20 +8,21 @@
 // computes word ^ key again, and so gets the original bytes. 516 bytes are sent for 512.
 //
 // The first lane sends the key, also if the warp has no bytes for a peer. So in every unit of every round each warp
-// receives a word from the warp of the same index of every peer, whatever bytes move. push.cuh requires this of each
-// call (a word from every peer) and of calls of several rounds (before a thread is sent words, its peer knows that its
-// slots are clear). The argument there is about threads; here it is about warps:
+// receives a word from the warp of the same index of every peer, whatever bytes move. push.cuh requires this for two
+// reasons. In each call a rank must receive a word from every peer. In a call of several rounds, a sender must have
+// received a word that the receiver sent after it had cleared its slots. The argument there is about threads; here it
+// is about warps:
 //   In `receive` the warp executes __syncwarp() after all lanes have cleared the slots of their packs; then the first
 //   lane clears the slots of the keys, which all lanes have read. So all these clears come before the first lane's
 //   fence between rounds, and before its next key. Every lane of the peer's warp polls that key itself, and executes a
 //   fence between that poll and its stores of the next round. With the relaxed words these are release and acquire
 //   patterns, as in push.cuh.
 //   In the last of several rounds a warp receives a key from the warp of the same index of every peer, which has sent
-//   it after all its clears of the round before. So together the warps of a rank have heard of all clears of all peers.
+//   it after all its clears of the round before. So all clears of all peers happen before the end of the rank's call.
 #pragma once
 #include "sync/push.cuh"
 
-// Returns the key for the packs of the warp's lanes, without those that do not `exist`. Called by all 32 lanes.
+// Returns a valid key for the packs of those lanes of the warp whose pack `exists`. Called by all 32 lanes.
 __device__ __forceinline__ u32 key_of(const u32 (&word)[4], bool exists) {
     bool absent = false;
 #pragma unroll
@@ -49,8 +50,8 @@ public:
     using Base::Base;
 
     // Waits for K packs, which peers have sent to addresses `stride` bytes apart, and clears them. Pack k comes from
-    // distance k + 1. Only packs that are `wanted` are read. The same wait reads the key of each peer, at addresses
-    // `key_stride` bytes apart; every peer sends a key for the whole warp. Called by all 32 lanes.
+    // the rank k + 1 ranks before this one. Only packs that are `wanted` are read. The same wait reads the key of each
+    // peer, at addresses `key_stride` bytes apart; every peer sends a key for the whole warp. Called by all 32 lanes.
     template <int K>
     __device__ __forceinline__ void receive(u32 (&words)[K][4], const bool (&wanted)[K], u32 offset, u32 stride,
                                             u32 (&keys)[K][1], u32 key_offset, u32 key_stride, WaitKind kind = PUSH) {

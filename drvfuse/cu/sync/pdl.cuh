@@ -11,14 +11,15 @@ __device__ __forceinline__ void wait_for_producer() { ptx::wait_for_grids(); }
 // Triggers: the dependent kernel may start once every block has triggered or exited. A trigger orders no memory.
 __device__ __forceinline__ void launch_dependents() { ptx::launch_grids(); }
 
-// The entry of a kernel that reads nothing before its producer has completed. An early trigger follows the wait.
+// Waits for the producer, and then triggers if the trigger is early. Called at the entry of kernels that read nothing
+// before the producer has completed.
 template <typename Params>
 __device__ __forceinline__ void enter_stream(const Params& p) {
     wait_for_producer();
     if (p.early_trigger) launch_dependents();
 }
 
-// The end of a kernel, at which it triggers unless it has an early trigger.
+// Triggers at the end of a kernel, unless it has triggered early.
 template <typename Params>
 __device__ __forceinline__ void leave_stream(const Params& p) {
     if (!p.early_trigger) launch_dependents();

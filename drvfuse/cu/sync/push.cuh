@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The push protocol: a rank stores words into its peers' slots, and every word carries its own readiness.
 //
-// Slots. Each rank has two halves of slots in its workspace, which rounds use in turn. A call has one round, or several
-// if its tensor is larger than a half. Between calls every 4-byte word of both halves is ABSENT. A sender stores any
-// other word. The receiver polls until none of the words that it wants is ABSENT, takes them, and stores ABSENT again.
-// An input word that is equal to ABSENT, which consists of NaNs in every type, is sent as other NaNs: results are the
-// same, since NaN results are canonical. Rounded results, FP8 codes and scales are never ABSENT, since their NaNs are
-// canonical. Slots are numbered by distance: words from rank r lie at distance d in the slots of rank (r + d) mod
-// ranks. So every offset is the same on every rank, and polls need no rank numbers.
+// Slots. Each rank has two halves of slots in its workspace. Rounds use the halves alternately. A call has one round,
+// or several if its tensor is larger than a half. Between calls every 4-byte word of both halves is ABSENT. A sender
+// stores any other word. The receiver polls until none of the words that it wants is ABSENT, takes them, and stores
+// ABSENT again. An input word that is equal to ABSENT, which consists of NaNs in every type, is sent as other NaNs:
+// results are the same, since NaN results are canonical. Rounded results, FP8 codes and scales are never ABSENT, since
+// their NaNs are canonical. Slots are numbered by distance: words from rank r lie at distance d in the slots of rank (r
+// + d) mod ranks. So every offset is the same on every rank, and polls need no rank numbers.
 //
 // Halves. The parity of the epoch selects the half of the first round. A call advances the epoch by one if the number
 // of its rounds is odd. Otherwise it leaves the epoch, since the next call then begins with the same half. Every warp
@@ -18,28 +18,29 @@
 // Memory ordering. Words are stored and polled by relaxed accesses at system scope; each word guards only itself. One
 // order is needed: a slot may be stored again, two rounds later, only after its receiver has stored ABSENT in it.
 //   Between calls. Every call receives a word from every peer, also from a peer that owns nothing (`greet`). When rank
-//   A begins call k + 2, it has completed call k + 1, and in it has received a word of rank B's call k + 1. B has begun
-//   that call after it had completed its call k, with all of its clears. The end of a kernel releases and acquires at
-//   system scope. If calls of pull algorithms lie between two push calls, their barriers give the same order.
-//   A call's second round uses the half of the last round of the call before. A thread sends words to a peer in it only
-//   after it has received words of that peer's first round, which the peer has begun after it had completed the call
-//   before.
+//   A begins call k + 2, it has completed call k + 1, and so has received a word of rank B's call k + 1. B began that
+//   call after it had completed its call k, with all of its clears. The end of a kernel releases and acquires at system
+//   scope. If calls of pull algorithms lie between two push calls, their barriers give the same order.
+//   A call's second round uses the same half as the last round of the previous call. In the second round a thread sends
+//   words to a peer only after it has received words of that peer's first round. The peer began that round after it had
+//   completed the previous call.
 //   Between rounds. In every round a thread sends to, receives from and clears for the threads of the same index in the
 //   blocks of the same index. In round r + 1 A's thread receives words that B's thread has sent after it had cleared
 //   its slots of round r. `next_round` executes a fence in between: with the relaxed words this is a release and an
-//   acquire pattern. The last of several rounds sends as many words as the others, however little of the tensor is
-//   left. Otherwise no rank would know of the clears in the round before it, whose slots the first round of the next
-//   call uses.
-//   After several rounds. In the next call any thread of any rank may use these slots. So the clears of all threads
-//   of all peers in the last round but one must happen before the end of rank A's call. By push_one_shot they do: in
-//   the last round A's thread receives words of the thread of the same index of every peer. By push_two_shot this is
-//   not enough. If rank C owns all work of block b, A's thread of that block receives words of C alone; B's word,
-//   which follows B's fence, went to C. C's result depends on B's word, but in PTX a data dependence orders nothing,
-//   and C's fence of the round comes before both. Then B's clear could overwrite A's word of the next call. So with
-//   `Relays` a thread executes a fence in the last round, between the first pieces that it has received as owner, one
-//   from each peer, and its first result (`relay`). C's poll and this fence acquire, this fence and C's result
-//   release, and A's poll and the end of A's kernel acquire. With two ranks there is no third rank; and after a call
-//   of one round its slots are used again only by the call after the next.
+//   acquire pattern. The last of several rounds sends as many words as the others, even if little of the tensor is
+//   left. Otherwise the clears of the last round but one would be ordered before nothing, and the first round of the
+//   next call uses those slots.
+//   After several rounds. In the next call any thread of any rank may use the slots of the last round but one. So in
+//   that round the clears of all threads of all peers must happen before the end of rank A's call. By push_one_shot
+//   they do: in the last round A's thread receives words of the thread of the same index of every peer. By
+//   push_two_shot this is not enough. If rank C owns all work of block b, A's thread of that block receives words of C
+//   alone. B clears, executes a fence and sends a word to C; then C sends its result to A. C's result depends on B's
+//   word, but in PTX a data dependence orders nothing, and C's fence of the round precedes both. So B's clear could
+//   overwrite a word that A sends in the next call. With `Relays` a thread therefore executes another fence in the last
+//   round (`relay`). It lies between the first pieces that the thread has received as owner, one from each peer, and
+//   the thread's first result. C's poll and this fence acquire, this fence and C's result release, and A's poll and the
+//   end of A's kernel acquire. With two ranks there is no third rank. After a call of one round, only the call after
+//   the next uses the round's slots again.
 //
 // The protocol also detects calls that differ between ranks: the first wait of block 0 also waits for the words of
 // calls.cuh.
@@ -50,10 +51,10 @@
 // Failure. A poll ends early when the rank's abort word is set, and gives up after `timeout_ns` of %globaltimer, read
 // once in 1024 polls. The first thread of a rank to give up writes the report and sets every rank's abort word. In
 // a wait of kind GATHER a thread waits an eighth longer, from the moment at which it has noticed that the bound has
-// passed: the owner of the results may itself wait for inputs, and that wait names the missing rank, also if the clock
-// jumps. A thread that gives up continues with the words that it has read, through all later steps, but polls no more. So no
-// block waits for it in vain, and the blocks of a cluster still send one another their words. The host then empties
-// all slots.
+// passed: the owner of the results may itself wait for inputs, and then the owner's wait must end first, as its report
+// names the missing rank. This holds also if the clock jumps. A thread that gives up continues with the words that it
+// has read, through all later steps, but polls no more. So no block waits for it in vain, and the blocks of a cluster
+// still send one another their words. The host then empties all slots.
 #pragma once
 #include "common/faults.cuh"
 #include "common/pack16.cuh"
@@ -65,11 +66,12 @@
 
 constexpr u32 ABSENT = 0xffffffffu;
 constexpr u32 FOR_ABSENT = 0x7fff7fffu;
-constexpr u32 GREETINGS_BYTES = 128;  // the words of greet() at the start of a half: one per distance, 16 bytes apart
+// Bytes at the start of each half of the slots, for the words of greet(): one word for each distance, 16 bytes apart.
+constexpr u32 GREETINGS_BYTES = 128;
 
 // The parameters of a push call in addition to `Call`. drvfuse/ops/collectives/params.py has the same layout.
 struct PushCall {
-    char* slots[DRVFUSE_MAX_RANKS];  // the slots of each rank, by its distance; entry 0 has this rank's own
+    char* slots[DRVFUSE_MAX_RANKS];  // the slots of each rank, by the rank's distance; entry 0: this rank's own slots
     u64 first_share;  // the part of EPOCH_UNIT that the first warp or block of the grid adds to the epoch
     u64 share;        // the part of EPOCH_UNIT that each warp or block but the first adds
     u32 half_bytes;   // bytes of a half of the slots
@@ -78,10 +80,11 @@ struct PushCall {
 
 enum WaitKind : u32 { PUSH = 1, GATHER = 2 };
 
-// The steps of a push call. With `Together` all 32 lanes of a warp call a poll, and leave it together. Each warp adds
-// its share of the epoch or, with `ByBlock`, each block does: thousands of additions to one word would take longer than
-// a barrier in each block.
-// `Relays` is a template parameter, so that calls of one round do not even have a test for the fence.
+// The steps of a push call. With `Together` all 32 lanes of a warp poll, and leave the loop together. Each warp adds
+// its share of EPOCH_UNIT to the epoch or, with `ByBlock`, each block does, because thousands of additions to one word
+// would take longer than a barrier in each block.
+// With `Relays` a call of several rounds executes the fence of relay(). It is a template parameter, so that other calls
+// do not even have a test for the fence.
 template <int Ranks, bool Together, bool ByBlock, bool Relays>
 class Push {
 public:
@@ -91,8 +94,8 @@ public:
         if (FAULT("call-number-before-pdl-wait")) calls_.start();
     }
 
-    // Begins the call: reads the epoch and the abort word. Called by every thread of the grid, right after
-    // wait_for_producer().
+    // Begins the call: reads the epoch and the abort word, and sends the word of calls.cuh. Called by every thread of
+    // the grid, right after wait_for_producer().
     __device__ __forceinline__ void start() {
         fall_behind();
         if (!FAULT("epoch-before-pdl-wait")) read_state();
@@ -100,8 +103,8 @@ public:
         calls_.tell();
     }
 
-    // Adds the share of this warp or block to the epoch. Called once by all threads of the block, after their first
-    // words were sent, so as not to delay them.
+    // Adds the share of this warp or block to the epoch. Called once by all threads of the block, after they have sent
+    // their first words, because it would delay these words.
     __device__ __forceinline__ void join() {
         if (joined_) return;
         joined_ = true;
@@ -132,8 +135,8 @@ public:
         relays_ = Relays && round_ + 1 == push_.rounds && !FAULT("no-fence-before-last-results");
     }
 
-    // Executes the fence that a call of several rounds needs in its last round (see above). Called by every thread
-    // after it has received pieces as owner, before it sends results.
+    // Executes, once, the fence that a call of several rounds needs in its last round ("After several rounds" above).
+    // Called by every thread after it has received pieces as owner, before it sends results.
     __device__ __forceinline__ void relay() {
         if (!Relays || !relays_) return;
         relays_ = false;
@@ -152,8 +155,8 @@ public:
     }
 
     // Waits for K pieces of N words, and clears their slots. The pieces lie `stride` bytes apart, from `offset` on.
-    // Piece k comes from the peer at distance k + 1 if `kind` is PUSH, and from rank `source` if it is GATHER. If the
-    // pieces are not `wanted`, this thread does nothing.
+    // Piece k comes from the rank k + 1 ranks before this one if `kind` is PUSH, and from rank `source` if `kind` is
+    // GATHER. If the pieces are not `wanted`, this thread does nothing.
     template <int K, int N>
     __device__ __forceinline__ void receive(u32 (&words)[K][N], WaitKind kind, u32 offset, u32 stride, bool wanted,
                                             int source = 0) {
@@ -183,8 +186,8 @@ public:
         if (wanted && !CLEAR_FIRST && !FAULT("slot-not-cleared")) clear_all<K, N>(at, stride);
     }
 
-    // In one wait of kind GATHER, waits for a piece, if it is `wanted`, and for one more word, if `word_wanted`. Clears
-    // their slots.
+    // Waits for a piece (`words`) if `wanted`, and for one more word (`word`) if `word_wanted`, both from rank
+    // `source`, in one loop. Clears the slots of both.
     template <int N>
     __device__ __forceinline__ void receive_with(u32 (&words)[N], u32 offset, bool wanted, u32 (&word)[1],
                                                  u32 word_offset, bool word_wanted, int source) {
@@ -200,9 +203,9 @@ public:
         if (word_wanted && !FAULT("scale-not-cleared")) clear<1>(own(word_offset));
     }
 
-    // Makes every rank receive a word from every peer in a call of `units` pieces of work, of which rank k owns pieces
-    // k, k + ranks, ...: a rank that owns no piece sends a word to every peer. Called by the first warp of one block,
-    // once in the call.
+    // Makes sure that every rank receives a word from every peer in this call: a rank that owns none of the `units`
+    // pieces of work sends a word to every peer. Rank k owns pieces k, k + ranks, ... Called by the first warp of one
+    // block, once in the call.
     __device__ __forceinline__ void greet(i64 units) {
         if (units >= Ranks || FAULT("no-greeting")) return;
         const int distance = threadIdx.x + 1;
@@ -269,8 +272,8 @@ protected:
 
     __device__ __forceinline__ char* own(u32 offset) const { return push_.slots[0] + half_ + offset; }
 
-    // The loop of a wait. poll() loads the wanted words and returns whether one is absent. tell(report) writes the
-    // absent word's place and sender to a report.
+    // Polls until no wanted word is absent, or gives up. poll() loads the wanted words and returns whether one is
+    // absent. tell(report) writes the offset and the sender of the absent word to a report.
     template <typename Poll, typename Tell>
     __device__ __forceinline__ void wait(WaitKind kind, const Poll& poll, const Tell& tell) {
         u64 deadline = 0;
@@ -330,7 +333,7 @@ protected:
     u32 half_;      // the offset of the current half in bytes
     int round_;     // the number of the current round, from 0
     bool joined_;   // join() has been called
-    bool relays_;   // the next results are the first results of the last of several rounds
+    bool relays_;   // relay() must still execute the fence of the last round
     bool aborted_;  // this thread polls no more
 };
 

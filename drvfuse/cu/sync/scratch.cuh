@@ -17,12 +17,12 @@
 #include "ptx/ordered.cuh"
 #include "ptx/special.cuh"
 
-// The state at the beginning of a workspace.
+// The words at offset 0 of a workspace.
 struct ScratchState {
     u32 epoch;     // the number of the last launch that has finished
     u32 abort;     // 1: a launch has given up, and later launches wait for nothing
     u32 reporter;  // 1: a thread has written, or is writing, the report
-    u32 users;     // running launches
+    u32 users;     // the number of running launches
 };
 
 // The report of a launch that has failed. drvfuse/ops/call/scratch.py has the same layout. `magic` is written last.
@@ -49,7 +49,7 @@ struct Scratch {
     u64 timeout_ns;         // the bound of a wait
 };
 
-// Writes the report. The members of ScratchReport describe the arguments; `awaited` is the peer.
+// Writes the report. The members of ScratchReport describe the arguments; `awaited` becomes `peer`.
 __device__ __forceinline__ void write_report(const Scratch& scratch, u32 reason, u32 awaited, u32 expected, u32 seen) {
     ScratchReport* report = scratch.report;
     report->reason = reason;
@@ -77,15 +77,16 @@ __device__ __forceinline__ void report_abort(const Scratch& scratch) {
 // The epoch of the launch after the launch with `epoch`.
 __device__ __forceinline__ u32 next_epoch(u32 epoch) { return epoch == 0xffffffffu ? 1u : epoch + 1; }
 
-// The wait of one thread for words of this epoch. A wait for a block that itself waits for others is `longer`, by an
-// eighth, so that the waits for the missing block end first and name it.
+// Bounds the wait of one thread for words of this epoch. With `longer` the bound is an eighth larger: for waits for a
+// block that itself waits for others. So waits for a block that never arrives end first, and the report names that
+// block.
 class Patience {
 public:
     __device__ __forceinline__ explicit Patience(const Scratch& scratch, bool longer = false)
         : scratch_(scratch), polls_(0), start_(0), longer_(longer) {}
 
     // Called after a poll that read `seen`, where block `awaited` will store `expected`. Returns false after the
-    // time-out.
+    // time-out, or if the abort word is set.
     __device__ __forceinline__ bool goes_on(u32 awaited, u32 expected, u32 seen) {
         ++polls_;
         if (polls_ % 16 == 0 && ptx::load_relaxed_gpu(&scratch_.state->abort) != 0) return false;
@@ -108,8 +109,8 @@ private:
     bool longer_;
 };
 
-// One use of the workspace by a launch. Every thread makes one, after wait_for_producer(); the workspace then counts as
-// in use. If `wanted` is false, the launch does not access the workspace.
+// A launch's use of the workspace. Every thread makes such an object, after wait_for_producer(). From then on the
+// workspace counts as in use. If `wanted` is false, the launch does not access the workspace.
 class ScratchUse {
 public:
     __device__ __forceinline__ explicit ScratchUse(const Scratch& scratch, bool wanted = true)
@@ -127,8 +128,8 @@ public:
     // Whether an earlier launch gave up. Then this launch must not wait for other blocks.
     __device__ __forceinline__ bool aborted() const { return aborted_ != 0; }
 
-    // A block barrier, called by all threads of the block after their waits. Returns false to all if one of them
-    // failed.
+    // A block barrier, called by all threads of the block after their waits. Returns false to all if the wait of one of
+    // them has `failed`.
     __device__ __forceinline__ bool met(bool failed) {
         if (leads() && aborted_ != 0) report_abort(scratch_);
         return FAULT("no-block-barrier-after-grid-spin") ? !failed : !__syncthreads_or(failed);
@@ -137,11 +138,12 @@ public:
     // The number of launches that were running when this launch began. Only the leading thread has this number.
     __device__ __forceinline__ u32 users() const { return users_; }
 
-    // Ends the use. Called once, when every block has read the epoch. If another launch was running when this launch
-    // began, it writes a report. A test at the start would have to wait for `users`, which would delay the launch.
+    // Ends this launch's use of the workspace. Called once, when every block has read the epoch. Writes a report if
+    // another launch was using the workspace when this launch began. This is tested here and not at the start, where
+    // the launch would have to wait for the old value of `users`.
     __device__ __forceinline__ void finish() { finish(epoch(), users_); }
 
-    // Ends the use in a kernel that keeps the epoch and the number of users in other memory, to save registers.
+    // As finish(), for a kernel that keeps the epoch and the number of users elsewhere, to save registers.
     __device__ __forceinline__ void finish(u32 epoch, u32 users) {
         if (!leads()) return;
         ptx::store_relaxed_gpu(&scratch_.state->epoch, epoch);
@@ -155,5 +157,5 @@ private:
     const Scratch& scratch_;
     u32 previous_;  // the epoch that the workspace had when this launch began
     u32 aborted_;   // the abort word when this launch began
-    u32 users_;     // the number of other launches that were running when this launch began, in the leading thread
+    u32 users_;     // launches that were running when this launch began; only the leading thread has this number
 };

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The only copy of the numbers and structures that translated code, the native runtime and Python share.
 
-This module has the numbers, with those of findings in `kinds`. `structs` and `race_structs` have the structures,
-`functions` the functions that translated code calls. `header` makes a C++ header of all for the native runtime.
+This module has the numbers, and imports those of findings from `kinds`. `structs` and `race_structs` have the
+structures, `functions` the functions that translated code calls. `header` makes a C++ header from all of them for the
+native runtime.
 
-A device pointer is a host pointer. Every byte of the window has a shadow byte at `address + SHADOW_OFFSET`, and every
-granule of 64 KiB has an access word (`space/window.py`). A GPU thread has a frame: the structure Thread, then the
-registers that it keeps across suspends. The translated function of a kernel is `i32 symbol(ptr frame)`. It runs one GPU
-thread until the thread suspends, and returns a `Status`.
+A device pointer is a host pointer. Every byte of the window has a shadow byte at `address + SHADOW_OFFSET`, which says
+whether the byte is addressable and initialised. Every granule (64 KiB of the window) has an access word
+(`space/window.py`). A GPU thread has a frame: the structure Thread, then the registers that it keeps across suspends.
+The translated function of a kernel is `i32 symbol(ptr frame)`. It runs one GPU thread until the thread suspends, and
+returns a `Status`.
 """
 
 from __future__ import annotations
@@ -47,10 +49,10 @@ GRANULE_SHIFT = 16  # log2 of the bytes of a granule
 CELL_BASE = 0x2300_0000_0000  # the address of the race detector's cell (a u32) of the line at WINDOW_BASE
 LINE_SHIFT = 4  # log2 of the bytes of a line
 PIECE_SHIFT = 21  # log2 of the bytes of a piece of a multicast object; each piece has its own members
-MEMBERS = 8  # addresses in the table of a piece, one per device
-POOL_SHIFT = 10  # log2 of the size of each part of the window; race entries of one part lie together
+MEMBERS = 8  # addresses in the table of a piece of a multicast object, one per device
+POOL_SHIFT = 10  # log2 of the bytes of a part of the window; the race detector's entries of one part lie together
 
-# Owners in an access word, besides the numbers of devices.
+# Owners of memory in an access word. Other values are numbers of devices.
 OWNER_HOST = 0xFF
 OWNER_SHARED = 0xFE
 OWNER_LOCAL = 0xFD
@@ -59,40 +61,39 @@ KIND_FULL = 0x80  # every byte of the granule is addressable, so the shadow only
 
 
 class Kind(IntEnum):
-    """The kind of memory in a granule of the window: the low bits of the kind field of the granule's access word."""
+    """What memory a granule of the window holds. The granule's access word has it in the low bits of its kind field."""
 
     NONE = 0
     DEVICE = 1  # allocated by `Window.alloc`
     MAPPED = 2  # physical memory, mapped by `Mappings.map`
     HOST = 3
     GLOBALS = 4  # module variables of one device
-    SHARED = 5  # shared memory of blocks; the engine hands out SHARED, LOCAL and PARAM in pieces
-    LOCAL = 6
-    PARAM = 7
+    SHARED = 5  # shared memory of blocks
+    LOCAL = 6  # local memory of threads
+    PARAM = 7  # parameters of kernels
     FREED = 8
     MULTICAST = 9  # addresses of a multicast object, which have no memory of their own
 
 
 class MemoryOf(IntEnum):
-    """The owner of the memory of an access, as seen from the device that makes the access. The counts
-    of accesses are kept by owner.
+    """Whose memory an access reaches, as seen from the device that makes the access. Reports count accesses by it.
 
-    DEVICE is memory of the same device, PEER memory of another one. MULTICAST counts the bytes that a multimem
-    instruction names, once for all devices of the team.
+    DEVICE is memory of the same device, PEER memory of another device. MULTICAST counts the bytes that a multimem
+    instruction names, once for all devices of the multicast object.
     """
 
     DEVICE, PEER, HOST, SHARED, MULTICAST = range(5)
 
 
 # Running ------------------------------------------------------------------------------------------------------------
-LOOP_SLICE = 4096  # rounds of loops without accesses after which a thread calls rt_loop
+LOOP_SLICE = 4096  # a thread calls rt_loop after this many rounds of loops without accesses
 EVENTS = 1 << 14  # entries of the engine's ring buffer of events; a power of two
-WRITES = 64  # the most writes of a thread between two suspends whose old values a probe keeps
+WRITES = 64  # entries of Engine::write: the most writes of one resume of a thread that a probe records
 BARRIERS = 16  # the number of barriers of a block
 CLUSTER_SHIFT = 18  # log2 of the distance between the shared memories of adjacent ranks of a cluster
-POLL_WORDS = 32  # the most polled words that are recorded for a thread
+POLL_WORDS = 32  # words in a Poll: the maximum that is recorded for a thread
 POLL_COUNT = 0xFF  # mask of Thread::polls: the number of words that are recorded
-NO_SITE = 0xFFFFFFFF  # in place of the number of a site: there is none
+NO_SITE = 0xFFFFFFFF  # means "no instruction" where the number of an instruction (a site) is expected
 
 
 class LaunchState(IntEnum):
@@ -106,7 +107,7 @@ class RunEnd(IntEnum):
 
     EVENT = 0
     IDLE = 1
-    BUDGET = 2
+    BUDGET = 2  # the time, or the number of resumes, that the call was given is used up
     MORE = 3  # the call has reached its work limit: call the function again, with `more`
 
 
@@ -128,7 +129,7 @@ class Status(IntEnum):
 
 
 class Barrier(IntEnum):
-    """op_kind of the status BARRIER: the operation at a barrier of the block."""
+    """The operation of a thread that suspends with the status BARRIER, at a barrier of its block: its op_kind."""
 
     SYNC = 0
     ARRIVE = 1  # suspends the thread, too, until all lanes of its warp have arrived
@@ -139,7 +140,7 @@ class Barrier(IntEnum):
 
 
 class ClusterBarrier(IntEnum):
-    """op_kind of the status CLUSTER: the operation at the barrier of the cluster."""
+    """The operation of a thread that suspends with the status CLUSTER, at the barrier of its cluster: its op_kind."""
 
     ARRIVE = 0
     WAIT = 1
@@ -148,7 +149,7 @@ class ClusterBarrier(IntEnum):
 
 
 class Trap(IntEnum):
-    """op_kind of the status TRAP: why the thread traps."""
+    """Why a thread suspends with the status TRAP: its op_kind."""
 
     TRAP = 0  # the instruction trap
     ASSERT = 1  # a failed assertion: message op_value, file op_addr, line op_a, function op_seen
@@ -158,8 +159,8 @@ class Trap(IntEnum):
 
 
 class WarpOp(IntEnum):
-    """op_kind of the status WARPOP: the operation of the warp. op_mask is the member mask of the instruction
-    (0xffffffff if it has none).
+    """The operation of a thread that suspends with the status WARPOP: its op_kind. op_mask is the member mask of the
+    instruction (0xffffffff if it has none).
 
     SHFL: op_a value (32 bits), op_b lane or delta, op_c clamp/segment word -> op_result value, op_pred in range.
     VOTE: op_a predicate (0/1) -> op_result (0/1, or the mask for BALLOT).
@@ -174,7 +175,7 @@ class WarpOp(IntEnum):
     REDUX_ADD, REDUX_MIN_S, REDUX_MAX_S, REDUX_MIN_U, REDUX_MAX_U = range(10, 15)
     REDUX_AND, REDUX_OR, REDUX_XOR = range(15, 18)
     WARP_SYNC, ELECT = range(18, 20)
-    ACTIVEMASK = 20  # no mask; op_result is the mask of lanes at the same instruction once the warp cannot continue
+    ACTIVEMASK = 20  # waits until no lane of the warp can run; op_result: the lanes that wait at the same instruction
     MATRIX = 21
 
 
@@ -197,7 +198,7 @@ EXCHANGE_WORDS = 20  # words of the exchange area of a lane, for the registers o
 
 
 class Clock(IntEnum):
-    """`kind` of rt_clock: the special register that is read."""
+    """The special register that rt_clock reads: its argument `kind`."""
 
     GLOBALTIMER, CLOCK = range(2)
 
@@ -292,9 +293,9 @@ REDUCES = 1 << 16
 
 
 # The word of an mbarrier, whose layout PTX leaves open. An arrival returns the word as the state.
-MBARRIER_COUNT_MASK = (1 << 20) - 1  # of the lowest bits: the number of arrivals still to come in this phase
-MBARRIER_EXPECTED_SHIFT = 20  # from this bit on, 20 bits, too: the number of arrivals that each phase expects
-MBARRIER_BYTES_SHIFT = 40  # from this bit on: the number of bytes still to come, signed
+MBARRIER_COUNT_MASK = (1 << 20) - 1  # the lowest 20 bits: the number of arrivals still to come in this phase
+MBARRIER_EXPECTED_SHIFT = 20  # the lowest of the next 20 bits: the number of arrivals that each phase expects
+MBARRIER_BYTES_SHIFT = 40  # the lowest of the next 21 bits: the number of bytes still to come, signed
 MBARRIER_BYTES_MASK = (1 << 21) - 1
 MBARRIER_PARITY_BIT = 61
 MBARRIER_PARITY = 1 << MBARRIER_PARITY_BIT  # the parity of the phase

@@ -46,7 +46,7 @@ ENUMS: dict[type[IntEnum], str] = {
     abi.Entry: "N_",
     abi.Edge: "X_",
 }
-"""The prefix of the names of an enum's members in C++."""
+"""The prefix that the names of an enum's members have in C++."""
 
 CONSTANTS: dict[str, tuple[str, ...]] = {
     "u32": (

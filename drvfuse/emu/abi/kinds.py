@@ -73,7 +73,7 @@ class EventKind(IntEnum):
 
 
 FOUND_RACES = 64  # the most races that are kept until Python takes them
-DOUBTS = 16  # the most doubts about one store (native/race_report.cuh)
+DOUBTS = 16  # entries of Race::doubts: the most doubts that are kept about one store (native/race_report.cuh)
 KNOWN_OPS = 32  # entries of the cache Race::known_ops
 RECENT_JOINS = 1 << 8  # entries of the cache Race::recent_joins; `join` (native/clock_join.cuh) uses 8 bits of a hash
 CLASSES = 40  # the number of size classes of the race detector's arena; pieces of class k have 32 << k bytes
@@ -81,7 +81,7 @@ MISSED_FLAGS = 8  # the most records (MissedFlag) that are kept for a block; new
 
 
 class Range(IntEnum):
-    """The access of an operation to a range, for rt_race_range. FREE conflicts with every access to the range."""
+    """How an operation accesses a range, for rt_race_range. FREE conflicts with every access to the range."""
 
     READ, WRITE, FREE = range(3)
 

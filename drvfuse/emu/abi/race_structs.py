@@ -26,13 +26,15 @@ class Op(Structure):
 
 @layout("Ref a, b, result")
 class RecentJoin(Structure):
-    """An entry of a cache: two clocks and their join. The native runtime alone uses it, and owns the references."""
+    """An entry of a cache: the clocks `a` and `b` and their join. Only the native runtime uses it. It owns references
+    to all three.
+    """
 
 
 @layout("Ref clock", "u32 op")
 class KnownOp(Structure):
-    """An entry of a cache: the clock knows the whole operation. The native runtime alone uses it. It owns no reference:
-    the entry is cleared when the clock is freed.
+    """An entry of a cache: `clock` knows all accesses of operation `op`. Only the native runtime uses it. The entry
+    owns no reference to the clock, and is cleared when the clock is freed.
     """
 
 
@@ -71,15 +73,15 @@ class Doubt(Structure):
     "u64 cells",  # the address of the cell of the window's first line
     "u64 window_base",  # the address of the window
     "Op* ops",  # the table of operations, by number
-    "Ref* pools",  # for each 1 << POOL_SHIFT bytes of the window: a list of chunks with free entries
+    "Ref* pools",  # for each 1 << POOL_SHIFT bytes of the window: slabs with free entries (native/race_list.cuh)
     "u32 strict",  # 1 for the profile "strict"
     "u32 exhausted",  # 1 once the arena is used up: no access is checked any more
-    "u32 whole_items",  # the number of clock items for block WHOLE that were made so far
+    "u32 whole_items",  # how many items of clocks were made so far that name an operation as a whole (WHOLE)
     "u32 found_count",  # the number of records in found_races
-    "u32 random",  # state of the generator that draws reads which check a whole list
+    "u32 random",  # state of the generator that decides which reads check the whole list of their line
     "u32 write_serial",  # the number of strong writes so far
-    "u32 change_count",  # changes with each event that may change the result for a poll: writes, and what they publish
-    "u32 doubt_count",  # the number of doubts
+    "u32 change_count",  # counts writes and other events after which the check of a repeated poll may find a race
+    "u32 doubt_count",  # the number of entries of `doubts` in use
     f"Ref free_pieces[{CLASSES}]",  # free lists of the arena, by size class
     f"KnownOp known_ops[{KNOWN_OPS}]",  # a cache, by operation
     f"RecentJoin recent_joins[{RECENT_JOINS}]",  # a cache, by a hash of both clocks
@@ -99,7 +101,8 @@ class Race(Structure):
     # scope, which its later strong writes publish. fence_acquire: what its relaxed reads have found published, which it
     # learns at its next fence of at least that scope.
     "Ref fence_release[4], fence_acquire[4]",
-    "Ref flag_reads",  # reads of others, published by relaxed flags that it has read; its block's end clock learns them
+    # Reads by other threads, published by relaxed flags that this thread has read. RaceBlock::end_clock learns them.
+    "Ref flag_reads",
     "u32 alias_fence_time",  # its accesses before this time precede a fence.proxy.alias of its own; 0: no such fence
 )
 class RaceThread(Structure):
@@ -115,8 +118,9 @@ class RaceThread(Structure):
     "Ref clock",  # the clock that the load would have learnt
 )
 class MissedFlag(Structure):
-    """A flag of another block that a block has read without learning anything. The native runtime uses it to name the
-    flag in a later race. It is valid if `op` is not 0, until a newer one replaces it or the block ends.
+    """A flag of another block that a block has read without synchronising with the store of the flag. The native
+    runtime names the flag in the report of a later race. The record is valid if `op` is not 0, until a newer one
+    replaces it or the block ends.
     """
 
 
@@ -124,15 +128,16 @@ class MissedFlag(Structure):
     "u32 barrier_time",  # each thread of the block knows all accesses of the block before this time
     "Ref end_clock",  # the joined clocks of its threads that have exited
     "Ref proxy_fence_clock",  # the joined clocks of its threads at their fence.proxy.async
-    # The last fence.proxy.alias: the clock of its thread before and after it, and barrier_time then. Threads with the
-    # same clock share the result.
+    # The last fence.proxy.alias of the block: the clock of its thread before and after the fence, and barrier_time at
+    # the fence. A thread with the same clock before its fence gets the same clock after it, which is not computed
+    # again.
     "Ref alias_clock_before, alias_clock_after",
     "u32 alias_barrier_time",
     f"Ref arrivals[{BARRIERS}]",  # for each barrier: what the arrivals of this phase have published
-    # In the block of rank 0, for the barrier of the cluster: what the arrivals of this phase, and of the last phase,
-    # have published.
+    # For the barrier of the cluster, in the block of rank 0 alone: what arrivals have published, in this phase
+    # (cluster_arrivals) and in the previous phase (cluster_phase_clock).
     "Ref cluster_arrivals, cluster_phase_clock",
-    "u32 relaxed_arrival_time",  # the latest time of a thread that arrived at that barrier with .relaxed
+    "u32 relaxed_arrival_time",  # the latest RaceThread::time of a thread at its barrier.cluster.arrive.relaxed
     "u32 missed_flag_count",  # the number of missed flags so far; the last MISSED_FLAGS are kept
     "u32 bulk_count",  # the number of bulk copies so far; the next copy gets it as its number
     f"MissedFlag missed_flags[{MISSED_FLAGS}]",

@@ -2,8 +2,9 @@
 """The structures of running kernels that the native runtime, translated code and Python share; those of the race
 detector are in `race_structs`.
 
-A launch has an array of slots, one for each resident block. A slot holds a Block, then the Warps of the block, then a
-frame for each thread: a Thread and the registers that the kernel keeps across suspends.
+A launch has an array of block slots, one for each block that can be resident at the same time. A block slot holds a
+Block, then the Warps of the block, then a frame for each thread: a Thread and the registers that the kernel keeps
+across suspends.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from .layout import layout
     "Launch* launch",
     "u64 op_value",
     "u32 op_size",  # bytes of the access before which it is suspended
-    "u32 polls",  # the number of words of its Poll in use, the flag POLL_KNOWN, and the polls left of POLL_CREDIT
+    # Bit fields (native/common.cuh): how many words of its Poll are in use (POLL_COUNT), the flag POLL_KNOWN, and from
+    # bit POLL_CREDIT on how many more polls it may make although the word that it polls has not changed.
+    "u32 polls",
     "u64 wake_time",  # the virtual time at which its sleep ends
 )
 class Thread(Structure):
     """The header of a thread's frame. The runtime sets it up when the block starts. Translated code writes its operands
-    and reads the results; Python reads it for reports. It lasts until another block uses the slot.
+    and reads the results; Python reads it for reports. It is valid until another block uses the same block slot.
     """
 
 
@@ -48,7 +51,9 @@ class Polled(Structure):
 
 @layout(f"Polled word[{POLL_WORDS}]")
 class Poll(Structure):
-    """The words that one thread polls; Thread::polls says how many. The thread's stores empty it."""
+    """The list of the words that one thread polls; Thread::polls has its length. A store by the thread empties the
+    list.
+    """
 
 
 @layout(
@@ -74,7 +79,7 @@ class Warp(Structure):
 
 
 @layout(
-    "u32 arrived, expected",  # numbers of threads, each warp counted as 32; `expected` is 0 for all threads
+    "u32 arrived, expected",  # numbers of threads, each warp counted as 32; an `expected` of 0 means the whole block
     "u32 threads",  # the real number of threads of the warps that have arrived
     "u32 kind",  # the reduction (`Barrier`), or B_SYNC
     "u32 count, every",  # how many predicates of this phase are true, and whether all are
@@ -113,28 +118,28 @@ class List(Structure):
     "u32 cluster_rank, smid",  # its rank in the cluster, and the multiprocessor that %smid names
     "u64 cluster_shared_base",  # the address of the shared memory of rank 0; that of the other ranks follows
     "RaceBlock* race",
-    "u32 active",  # 1 from its start until its slot is free
+    "u32 active",  # 1 from its start until its block slot is free
     "u32 live",  # the number of threads that have not exited
-    "u32 woken",  # 1 if a barrier has completed since the last round over its warps
+    "u32 woken",  # 1 if a barrier has completed since the current iteration over the block's warps began
     "u32 triggered",  # 1 once a thread of it has executed griddepcontrol.launch_dependents
     "Warp* warps",
     "u8* frames",
     "Poll* polls",  # one for each thread
-    "u32 slot, pad",  # the number of its slot
+    "u32 slot, pad",  # the index of its block slot
     f"Barrier barrier[{BARRIERS}]",
     "u64 owner",  # a unique number of the block, by which its delayed stores name it
     "List pending",  # delayed stores that only this block sees
     "u32 epoch",  # the number of barriers that the block has completed
     "u32 bulks",  # the first pending bulk copy to its shared memory, in Copies::bulk
-    "u32 stores",  # the number of pending pieces of bulk copies to global memory
-    "u32 store_turns",  # turns of the block since one of these pieces was written
+    "u32 stores",  # the number of pieces of bulk copies to global memory that are not written yet
+    "u32 store_turns",  # how often the runtime has run the block since the first of these pieces was issued
     "u32 has_run",  # 1 once one of its threads has run
     # For the barrier of the cluster, in the block of rank 0: completed phases, threads that have arrived in this phase,
     # and threads that have neither arrived nor exited.
     "u32 cluster_phase, cluster_arrived, cluster_missing",
 )
 class Block(Structure):
-    """A resident block, at the start of its slot. The runtime writes it when the block starts and as it runs;
+    """A resident block, at the start of its block slot. The runtime writes it when the block starts and as it runs;
     translated code reads its indices and addresses, Python reads it for reports. It is valid while `active` is 1.
     """
 
@@ -165,36 +170,40 @@ class Fault(Structure):
     "u32 sm_count",  # multiprocessors of the device
     "u32 envreg1, envreg2",  # the upper and lower half of the address of the workspace for cooperative grid barriers
     "u32 op",  # the number of the operation
-    "u32 start, primary, end",  # race detector: its clocks at the start, after griddepcontrol.wait, and at the end
-    "CopyQueue* copies",  # two queues for each thread of each slot; null if the kernel has no asynchronous copies
+    # The race detector's clocks of the launch: at its start, after griddepcontrol.wait, and at its end.
+    "u32 start, primary, end",
+    "CopyQueue* copies",  # two queues for each thread of each block slot; null if the kernel has no asynchronous copies
     "Copies* copy_pool",  # the table of the asynchronous copies
     "Engine* engine",
     "void* function",  # the translated kernel
-    "u8* slots",
-    "u64 slot_stride",  # bytes from one slot to the next
-    "u32 slot_count, threads, warps",  # slots; threads and warps of a block
+    "u8* slots",  # the block slots
+    "u64 slot_stride",  # bytes from one block slot to the next
+    "u32 slot_count, threads, warps",  # the numbers of block slots, and of threads and warps in a block
     "u32 frame_stride",  # bytes from one frame to the next
     "u32 blocks, next, finished, triggered",  # numbers of blocks: all, started, ended, triggered or ended
-    "u64 shared_base, shared_stride, local_base, local_stride",  # addresses of slot 0, or thread 0, and distances
-    "u32 local_bytes, param_bytes, shared_bytes",  # of a thread, the kernel, a block
+    # The shared memory of the block in block slot 0, and the distance to that of the next block slot. The local memory
+    # of the first thread, and the distance to that of the next thread.
+    "u64 shared_base, shared_stride, local_base, local_stride",
+    "u32 local_bytes, param_bytes, shared_bytes",  # local memory of a thread, parameters, shared memory of a block
     "u32 cluster_size",  # blocks of a cluster; 1 without clusters
     "u32 cluster_window",  # bytes of the shared memory of a cluster, with the gaps between the blocks
     "u32 gdc_open",  # 1 once griddepcontrol.wait returns
     "u32 state",  # a LaunchState
     "u32 free_count",  # the number of entries of free_groups
-    "u32 slots_used",  # slots from this one on were never used
-    "u32* free_groups",  # the free groups of slots, each of which takes one cluster
+    "u32 slots_used",  # block slots from this index on were never used
+    "u32* free_groups",  # the groups of block slots that are free; a group holds the blocks of one cluster
     "Site* sites",  # one for each site of the kernel
-    "Poll* polls",  # one for each thread of each slot
+    "Poll* polls",  # one for each thread of each block slot
     "u64 window_base, window_bytes, access_base",  # the window, and the access words of the launch's process
     "u64 barriers, resumes, warp_ops",  # counts for reports
-    "u8* races",  # a RaceBlock and its RaceThreads for each slot
+    "u8* races",  # a RaceBlock and its RaceThreads for each block slot
     "Fault fault",
-    "u32 reported",  # the last event of the launch that rt_run has reported: 1 all triggered, 2 ended
-    # The turn that the last call left unfinished. part: 1 if there is one. turn: its slot. turn_warp: 1 plus the number
-    # of the warp with which it continues.
+    "u32 reported",  # the last event that rt_run has reported: 1: all blocks have triggered, 2: the launch has ended
+    # Where the next call of the runtime continues to run this launch. part: 1 if the last call stopped in the middle of
+    # it. turn: how many block slots the last call had finished. turn_warp: 1 plus the index of the next warp of the
+    # next block, or 0 if that block has not begun.
     "u32 part, turn, turn_warp",
-    "u8 owner_class[256]",  # the MemoryOf of each owner in an access word
+    "u8 owner_class[256]",  # the MemoryOf under which accesses are counted, indexed by the owner in the access word
     "u32 pending, pad",  # the number of delayed stores of its blocks, ended blocks included
     "void* heap",  # the function for malloc and free in its context, or null
 )
@@ -206,8 +215,8 @@ class Launch(Structure):
 
 @layout("u64 addr, low, high", "u32 size, pad")
 class Write(Structure):
-    """A word that a thread has written in a probe, with its value before the write. The runtime alone uses it, until
-    the thread suspends.
+    """A word that a thread has written in a probe, with its value before the write. When the thread suspends, the
+    runtime compares the values to find out whether the thread has changed memory.
     """
 
 
@@ -246,7 +255,7 @@ class Notice(Structure):
 
 @layout("u64 base, nbytes", "u64* members", "u64 devices")
 class Team(Structure):
-    """A range of addresses of a multicast object. Python writes it, between calls of the runtime, which reads it.
+    """A range of addresses of a multicast object. Python writes it between calls of the runtime; the runtime reads it.
 
     For each piece, `members` has MEMBERS addresses of bound memory, by device; 0 means that the device has bound
     nothing. `devices` has a bit for each device of the team.
@@ -260,24 +269,25 @@ class Teams(Structure):
 
 @layout(
     "u64 seed",  # decides the schedule
-    "u64 pass, clock, clock_reads",  # passes so far, the virtual time in nanoseconds, reads of it by threads
+    "u64 pass, clock, clock_reads",  # passes so far, the virtual time in nanoseconds, how often threads have read it
     "u64 progress",  # counts changes of memory, exits and other signs that threads do not merely poll
     "u64 quiet",  # polls since the last write
     "u64 step",  # nanoseconds by which rt_advance moved the clock last
     "u64 resumes",  # resumes of threads so far
-    "u32 probing",  # 1 in a probe (native/probe.cuh)
+    "u32 probing",  # 1 in a probe, in which all waiting threads poll once more to find out whether one can continue
     "u32 writes",  # the number of entries of `write`
     "u64 loop_limit",  # the most accesses, or rounds of loops without accesses, between two suspends of a thread
     "u64 fuel, rounds",  # of the running thread: accesses left until `refuel`; rounds of loops without accesses
     "u64 work",  # the cost of this call so far, in accesses
     "u64 fuel_given",  # the accesses that the running thread was given since its resume, `fuel` included
-    # The state of a pass and of a probe that the last call may have left unfinished. pass_at: the next launch.
-    # pass_ran: resumes so far. pass_held: 1 if a warp or launch was held back, 2 if nothing is held back any more.
+    # The state of a pass over all launches (native/pass.cuh) and of a probe, which the next call continues if the last
+    # call left them unfinished. pass_at: how many launches the pass has finished. pass_ran: its resumes of threads so
+    # far. pass_held: 1 if it held back a warp or launch, 2 if it holds back nothing any more.
     "u32 pass_open, pass_at, pass_ran, pass_held, probe_force, probe_streak",
     "u32 advancing",  # 1 in rt_advance and rt_pass_time
     "u32 wake_count",  # how often sleepers were woken since the last progress
-    "u32 counted",  # 1: budgets are numbers of resumes, and not nanoseconds
-    "u32 timed",  # 1: threads sleep until their time, and are not woken early
+    "u32 counted",  # how rt_run measures its budget: 1: in resumes of threads, 0: in nanoseconds
+    "u32 timed",  # 1: sleeping threads sleep until their time, and are not woken early
     "u64 pass_random, pass_before, probe_rounds, probe_before, reads_before",
     # For the last check before a deadlock is reported. `state` is a hash of the saved states of all threads. It is
     # compared with an older hash, `state_kept`, which is replaced after 1, 2, 4, ... rounds to find every cycle.
@@ -285,8 +295,10 @@ class Teams(Structure):
     # The number of resumes since a thread last exited or a block last started, where a resume at a strong access
     # counts STRAIN times. Above a limit the launch fails as endless.
     "u64 strain",
-    "u32 watching, undecided",  # watching: the last check is under way; undecided: a limit has ended it
-    # The thread that read the clock last, the step of its next read, and the time that it read.
+    # watching: 1 during the last check before a deadlock is reported. undecided: 1 if a limit has ended that check.
+    "u32 watching, undecided",
+    # The thread that read the clock last, by how many nanoseconds that read advanced the clock, and the time it
+    # returned.
     "void* clock_thread",
     "u64 clock_run, clock_read",
     "void* print",  # the function of Python for printf; with a null argument it says whether an interrupt is pending
@@ -294,7 +306,7 @@ class Teams(Structure):
     "Event* events",  # the ring buffer of the last EVENTS events
     "u64 event_count",  # the number of events so far
     "u32 repeats_poll",  # 1 while the running thread makes a poll that reads the same value as its last poll
-    "u32 skips_check",  # 1 if the race detector need not check that poll, since nothing has changed its result
+    "u32 skips_check",  # 1 if the race detector need not check that poll, since it could find nothing new
     "Delay* delay",  # null if stores are not delayed
     "Teams* teams",
     "u64 stack",  # the beginning of the host stack of the running thread
@@ -311,7 +323,7 @@ class Engine(Structure):
 @layout(
     "u32 first, last",  # the copies of the queue, by their indices in Copies::pool; 0 for none
     "u32 commits, issued",  # numbers of committed groups, and of copies that were issued
-    "u32 unread",  # the first piece of a bulk copy for whose read no wait_group has waited yet
+    "u32 unread",  # the oldest piece of a bulk copy for which no wait_group.read has waited
 )
 class CopyQueue(Structure):
     """A queue of a thread's asynchronous copies, oldest first. Each thread has two (`queue_of` in native/copy.cuh). The

@@ -37,7 +37,8 @@ ArgumentMaker = Callable[[State, Any], Argument]
 
 
 def argument_maker(name: str, annotation: Any, other: Any) -> ArgumentMaker:
-    """The conversion of a parameter, by its annotations in the two signatures. These are text or
+    """The function that converts arguments of the parameter `name`. It depends on `annotation`, the parameter's
+    annotation in the runtime's signature, and `other`, the one in the driver's. Both are text or
     `inspect.Parameter.empty`.
     """
     if not isinstance(annotation, str):
@@ -84,7 +85,7 @@ def is_structure(kind: Any) -> bool:
 
 
 def enum_of(kind: Any, value: Any) -> Any:
-    """The member of an enum with a number. Fails with cudaErrorInvalidValue if there is none."""
+    """The member of the enum `kind` whose number is `value`. Fails with cudaErrorInvalidValue if there is none."""
     try:
         return kind(int(value))
     except ValueError:
@@ -118,8 +119,8 @@ def _api(kind: type) -> Any:
 
 
 def result_maker(text: str) -> Callable[[Any], Any]:
-    """The conversion of a result, by its type in the docstring, such as "int", "Any", ":py:obj:`~.cudaStream_t`" or
-    "list[...]".
+    """The function that converts a result of the driver, given the type that the runtime function's docstring names for
+    it, such as "int", "Any", ":py:obj:`~.cudaStream_t`" or "list[...]".
     """
     found = _NAMED.match(text)
     if found is None:
@@ -134,7 +135,7 @@ def _number(value: Any) -> Any:
 
 
 def _plain_result(value: Any) -> Any:
-    """The result in the runtime, in which device pointers are plain numbers."""
+    """The value that the runtime API returns for `value`: for a device pointer, its number."""
     return int(value) if isinstance(value, T.CUdeviceptr) else value
 
 

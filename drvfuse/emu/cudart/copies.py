@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies, whose kind says whether source and destination are device memory, and fills by the low byte of a value."""
+"""Copies, whose kind (cudaMemcpyKind) says whether source and destination are device memory, and fills with a byte."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LETTER = {_M.CU_MEMORYTYPE_HOST: "H", _M.CU_MEMORYTYPE_DEVICE: "D"}
 
 
 def _copy(state: State, dst: Any, src: Any, count: Any, kind: Any, stream: tuple[Any, ...] = ()) -> None:
-    """Call the driver's function for a kind of copy. For copies from host to host it is the function for any memory."""
+    """Call the driver function for a kind of copy. From host to host, it is cuMemcpy, which accepts any memory."""
     both = sides(kind)
     target, source = host_address(dst), host_address(src)
     name = "{}to{}".format(*(_LETTER.get(memory, "") for memory in both))

@@ -76,7 +76,9 @@ def cudaMalloc3D(state: State, extent: Any) -> Any:
 
 @function(1)
 def cudaPointerGetAttributes(state: State, ptr: Any) -> Any:
-    """Returns the attributes of a pointer. One that the driver does not know counts as unregistered host memory."""
+    """Returns the attributes of a pointer. A pointer to memory unknown to the driver counts as unregistered host
+    memory.
+    """
     cu, address = state.cu, host_address(ptr)
     found = RT.cudaPointerAttributes()
     kinds = RT.cudaMemoryType

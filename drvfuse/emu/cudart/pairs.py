@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions of the runtime that are one call of the driver.
 
-`cudaStreamQuery(stream)` is `cuStreamQuery(hStream)`, and so are most functions. The driver's function has the same
-name except for the prefix, or is in `RENAMED`. It has the same parameters in the same order, sometimes followed by a
-context, for which the current one is passed. `convert` converts arguments and results by their types in the signatures
-and docstrings of cuda.bindings. If the emulated driver refuses a function, the function of the runtime is refused too.
+Most functions are like `cudaStreamQuery(stream)`, which calls `cuStreamQuery(hStream)`. The driver's function has the
+same name except for the prefix, or is in `RENAMED`. It has the same parameters in the same order, sometimes followed by
+a context, for which the current one is passed. `convert` converts arguments and results by their types in the
+signatures and docstrings of cuda.bindings. If the emulated driver refuses a function, the function of the runtime is
+refused too.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def paired(name: str) -> Function:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         made = [make(state, value) for make, value in zip(makers, bound.args, strict=True)]
-        behind = (state.context(),) if with_context else ()
-        found = getattr(state.cu, counterpart)(*(argument.value for argument in made), *behind)
+        last = (state.context(),) if with_context else ()
+        found = getattr(state.cu, counterpart)(*(argument.value for argument in made), *last)
         for argument in made:
             argument.finish()
         values = found if len(outputs) > 1 else (found,) * len(outputs)
@@ -77,7 +78,9 @@ def paired(name: str) -> Function:
 
 
 def results(real: Any) -> list[str]:
-    """The types of the results of a function of the bindings, without the error code, by its docstring."""
+    """The types that the docstring of `real`, a function of the bindings, names for its results, without the error
+    code.
+    """
     found = _RETURNS.search(real.__doc__ or "")
     names = [line for line in (found[1] if found else "").splitlines() if line and not line.startswith(" ")]
     return [line.partition(" : ")[2] or line for line in names[1:]]

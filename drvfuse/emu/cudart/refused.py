@@ -12,13 +12,13 @@ from ..findings.reports import Report
 from .state import Failed, State
 from .structs import NOT_SUPPORTED
 
-NEWER = "it is newer than what the emulated runtime has"
+NEWER = "it is newer than the functions that the emulated runtime has"
 _REASONS = {
     r"Array|Mipmapped|Texture|Surface|GetChannelDesc": "arrays, textures and surfaces are not emulated",
     r"Graphics|VDPAU": "interoperability with graphics is not emulated",
     r"ExecutionCtx|GreenCtx": "green contexts are not emulated",
     r"Conditional": "conditional nodes of graphs are not emulated",
-    r"GetKernel$": "there are no kernels behind functions of the host",
+    r"GetKernel$": "functions of the host do not represent kernels here",
 }
 
 

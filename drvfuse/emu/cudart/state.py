@@ -83,7 +83,9 @@ class State:
             self._started = True
 
     def bound(self, function: Function) -> Callable[..., Any]:
-        """A function in the form in which cuda.bindings.runtime has it."""
+        """The function as cuda.bindings.runtime has it: it returns a tuple that begins with a cudaError_t, and does not
+        raise Failed.
+        """
 
         def call(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
             try:

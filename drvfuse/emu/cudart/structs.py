@@ -29,7 +29,9 @@ _SIDES = {
 
 
 def given(name: str, value: Any, kind: type) -> Any:
-    """A structure that was given as an argument. Raises TypeError for a value of another type, as the bindings do."""
+    """Return `value`, an argument that must be a structure of the class `kind`. Raises TypeError if it is not, as the
+    bindings do.
+    """
     if not isinstance(value, kind):
         wanted, found = f"{kind.__module__}.{kind.__name__}", type(value).__name__
         raise TypeError(f"Argument {name!r} has incorrect type (expected {wanted}, got {found})")
@@ -98,7 +100,7 @@ def _volume_of(copy: Any) -> Any:
 
 
 def _node(state: State, p: Any) -> Any:
-    """A CUgraphNodeParams. It has the same layout as in the runtime, except for a copy."""
+    """The CUgraphNodeParams for a cudaGraphNodeParams. Their layouts are the same, except for memcpy nodes."""
     node = T.CUgraphNodeParams()
     if p.type == RT.cudaGraphNodeType.cudaGraphNodeTypeMemcpy:
         node.type = T.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMCPY

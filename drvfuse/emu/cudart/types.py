@@ -11,5 +11,5 @@ RT: Any = _runtime
 
 
 def is_function(name: str, value: Any) -> bool:
-    """True if a value of a module of the bindings is a function of the API."""
+    """True if `value`, the member `name` of a module of the bindings, is a function of the API."""
     return name.startswith("cu") and callable(value) and not isinstance(value, type)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver API of emulated machines, with `cuda.bindings.driver`'s names, signatures, types and results.
 
-This module stands for the process-wide default machine (8 devices), so that code written for cuda-python runs on it
-with one changed import:
+The functions of this module act on the process-wide default machine (8 devices), so that code written for cuda-python
+runs on it with one changed import:
 
     from drvfuse.emu import driver as cuda
     cuda.cuInit(0)

@@ -108,8 +108,8 @@ def _end(proc: Process, operand: Any, verb: str, shape: tuple[int, int, int]) ->
 
 
 def _batch_3d(proc: Process, numOps: int, opList: Any, flags: int, hStream: Any) -> None:
-    """Copies of layers of rows of linear memory. Before the call returns, pageable sources and sources with the order
-    DURING_API_CALL are read, and pageable destinations are written.
+    """Queue a batch of 3D copies between linear memory. Before the call returns, pageable sources and sources with the
+    order DURING_API_CALL are read, and pageable destinations are written.
     """
     stream = batch_stream(proc, hStream)
     check(numOps > 0 and flags == 0)

@@ -196,7 +196,9 @@ def cuCtxSetLimit(proc: Process, limit: Any, value: int) -> None:
 
 @entry()
 def cuCtxEnablePeerAccess(proc: Process, peerContext: Any, Flags: int) -> None:
-    """Gives the current context access to the peer's memory of cuMemAlloc and module variables."""
+    """Gives the current context access to the memory that the peer context has allocated with cuMemAlloc, and to the
+    variables of its modules.
+    """
     context = proc.current()
     peer = proc.get(peerContext, Context, R.CUDA_ERROR_INVALID_CONTEXT)
     check(Flags == 0)

@@ -17,15 +17,16 @@ from ..space import mapped
 from .entry import check, entry, number, unsupported
 from .refused import ARRAYS
 
-_NOW = object()  # in place of a stream: the legacy stream, in a call that waits for its copy
+_NOW = object()  # given in place of a stream: copy in the legacy stream, and wait for the copy
 END_KEYS = ("XInBytes", "Y", "Z", "LOD", "MemoryType", "Host", "Device", "Array", "Pitch", "Height")
 _END = 1 << 56  # the end of a program's address space
 
 
 def check_range(proc: Process, verb: str, address: int, nbytes: int, device: bool, context: Context) -> None:
-    """Check the source or the destination of a copy by `context`. Memory of the machine must be live, and the device of
-    the context must have access to it; host memory must be mapped. From `FOREIGN` on, an address is that of a client's
-    own memory plus `FOREIGN`. The client's address must lie below `_END`: only registered memory had a larger one.
+    """Check the source or the destination of a copy that is made in `context`. Memory of the machine must be live, and
+    the device of the context must have access to it; host memory must be mapped. An address of at least `FOREIGN` means
+    host memory of a client: its address in the client plus `FOREIGN`. That address must lie below `_END`: a larger
+    address names memory that was registered, but is not registered any more.
 
     The device of the stream does not matter: a copy on another device's stream needs access from the current context.
     """
@@ -43,8 +44,8 @@ def pageable(proc: Process, address: int) -> bool:
 
 
 def _capturable(proc: Process, stream: Stream, *addresses: int) -> None:
-    """Raise Failure, and invalidate the capture, if a captured copy of rows uses foreign memory, whose contents are
-    available during the call only.
+    """Raise Failure, and invalidate the capture, if a captured copy of rows uses host memory of a client. Its contents
+    are available during the call only.
     """
     if stream.capture is not None and proc.foreign and any(pageable(proc, address) for address in addresses):
         stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
@@ -61,8 +62,8 @@ def _copy_async(proc: Process, dst: int, src: int, nbytes: int, stream: Stream, 
 
 
 def _lasting(proc: Process, stream: Stream, given: Any, address: int) -> int:
-    """The address by which a queued copy accesses memory of the caller. In a capture, memory of a client gets an
-    address by which each launch of the graph requests its contents from the client.
+    """The address by which a queued copy accesses memory of the caller. In a capture, it is an address of at least
+    `FOREIGN` for host memory of a client: each launch of the graph then requests the contents from the client.
     """
     origin = getattr(given, "origin", None)
     if stream.capture is None or proc.foreign is None or origin is None:

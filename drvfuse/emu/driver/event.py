@@ -64,8 +64,8 @@ def cuCtxRecordEvent(proc: Process, hCtx: Any, hEvent: Any) -> None:
     context, event = _uncaptured(proc, hCtx), proc.get(hEvent, Event)
     check(event.context is context, R.CUDA_ERROR_INVALID_HANDLE)
     event.captured = None
-    behind = Stream(context, flags=1, tail=proc.context_ops(context))
-    event.op = proc.machine.progress.enqueue(behind, Command(context))
+    after_all = Stream(context, flags=1, tail=proc.context_ops(context))
+    event.op = proc.machine.progress.enqueue(after_all, Command(context))
 
 
 @entry()

@@ -82,9 +82,9 @@ def cuGraphDestroyNode(proc: Process, hNode: Any) -> None:
 
 
 def some(nodes: Iterable[Node], count: int) -> tuple[list[Any], int]:
-    """(a list of nodes, a number), which is the result of a query of nodes in cuda.bindings. With a count of 0, the
-    list is empty and the number is that of all nodes. Otherwise the list has `count` handles, which are 0 beyond the
-    last node, and the number is that of the other handles.
+    """The result of a query of nodes in cuda.bindings, as (list of handles, number). If `count` is 0, the list is empty
+    and the number is how many nodes there are. Otherwise the list has `count` handles, the last of which are 0 if there
+    are fewer nodes, and the number is how many handles are not 0.
     """
     found = [T.CUgraphNode(node.handle) for node in nodes]
     if count == 0:

@@ -90,7 +90,7 @@ def _add_node(
 def cuGraphAddNode_v3(
     proc: Process, hGraph: Any, dependencies: Any, dependencyData: Any, numDependencies: int, nodeParams: Any
 ) -> Any:
-    """Is like cuGraphAddNode, but the context of a kernel node must be that of its function."""
+    """Adds a node, as cuGraphAddNode does, but the context of a kernel node must be that of its function."""
     return _add(proc, hGraph, dependencies, dependencyData, numDependencies, nodeParams, True)
 
 

@@ -37,7 +37,7 @@ def _instantiate(proc: Process, graph: Graph, flags: int) -> GraphExec:
     if flags & DEVICE_LAUNCH:
         raise unsupported("graphs that kernels launch (CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) are not emulated")
     if graph.moved:
-        raise _refused("the graph was moved into a child graph node, and is executed by that alone")
+        raise _refused("the graph was moved into a child graph node: instantiate the graph that has this node")
     if graph.root.executable is not None:
         raise _refused("a graph with allocation or free nodes has one executable at a time, and this graph has one")
     return proc.add(GraphExec(proc, graph, flags & ~UPLOAD))
@@ -49,7 +49,7 @@ def _refused(why: str, code: Any = R.CUDA_ERROR_INVALID_VALUE) -> Failure:
 
 def _cyclic(cycle: Cycle) -> Failure:
     nodes = ", ".join(f"node {node.number} (0x{node.handle:x})" for node in cycle.nodes)
-    return _refused(f"the graph has a cycle, in which each waits for the one before it: {nodes}")
+    return _refused(f"the graph has a cycle, in which each node waits for the node before it: {nodes}")
 
 
 @entry(1)
@@ -154,7 +154,7 @@ def cuGraphUpload(proc: Process, hGraphExec: Any, hStream: Any) -> None:
 
 def _unfit(unfit: Unfit, code: Any) -> Failure:
     at = "" if unfit.node is None else f": node {unfit.node.number} (0x{unfit.node.handle:x})"
-    before = "" if unfit.before is None else f", behind node {unfit.before.number} (0x{unfit.before.handle:x})"
+    before = "" if unfit.before is None else f", which waits for node {unfit.before.number} (0x{unfit.before.handle:x})"
     return _refused(f"{unfit.result.name}: {unfit.why}{at}{before}", code)
 
 
@@ -176,7 +176,7 @@ def cuGraphExecUpdate(proc: Process, hGraphExec: Any, hGraph: Any) -> Any:
 
 @entry()
 def cuGraphExecChildGraphNodeSetParams(proc: Process, hGraphExec: Any, hNode: Any, childGraph: Any) -> None:
-    """Gives the nodes of a child graph the parameters of a graph of the same shape."""
+    """Sets the parameters of the nodes in a child graph to those in `childGraph`, a graph of the same shape."""
     executable, step = _step(proc, hGraphExec, hNode, _N.CU_GRAPH_NODE_TYPE_GRAPH)
     assert step.inner is not None
     try:

@@ -79,8 +79,8 @@ def memory_at(proc: Process, address: int) -> GraphMemory:
 
 
 def add_free(proc: Process, where: Where, address: int) -> Node:
-    """Add a free node. A graph may have one for each allocation, and either the allocation's own graph or other graphs
-    may have them.
+    """Add a free node for the memory at `address`. A graph may have one free node for each allocation. If the graph of
+    the allocation has one, no other graph may have one.
     """
     graph, memory = where[0], memory_at(proc, address)
     check(graph.parent is None and memory.freeable_in(graph))

@@ -248,7 +248,7 @@ def cuGraphEventRecordNodeSetEvent(proc: Process, hNode: Any, event: Any) -> Non
 
 @entry(1)
 def cuGraphAddEventWaitNode(proc: Process, hGraph: Any, dependencies: Any, numDependencies: int, event: Any) -> Any:
-    """Adds a node that waits for the last record of an event before the launch of the graph."""
+    """Adds a node that waits for an event as it was last recorded before the launch of the graph."""
     return handle(insert(proc, place(proc, hGraph, dependencies, numDependencies), commands.wait(proc, event)))
 
 

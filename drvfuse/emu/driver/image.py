@@ -23,7 +23,7 @@ _EM_CUDA = 190
 
 
 def ptx_of(proc: Process, image: bytes | None) -> str:
-    """The PTX of an image. Of several in a fat binary, the one for the newest target that the devices can run."""
+    """The PTX of an image. If a fat binary has several, the PTX for the newest target that the devices can run."""
     data = present(image)
     if data[:4] == fatbin.MAGIC:
         data = _newest(proc, data)
@@ -49,7 +49,7 @@ def _newest(proc: Process, image: bytes) -> bytes:
         found = fatbin.entries(image)
         texts = [entry.text() for entry in found if entry.ptx]
     except fatbin.FatbinError as error:
-        raise refused(R.CUDA_ERROR_INVALID_IMAGE, f"the image is a fat binary, and {error}") from None
+        raise refused(R.CUDA_ERROR_INVALID_IMAGE, f"the image cannot be read as a fat binary: {error}") from None
     if not texts:
         targets = ", ".join(f"sm_{entry.arch}" for entry in found) or "nothing"
         words = f"the emulated driver runs PTX, and the image is a fat binary without any (it has code for {targets})"
@@ -108,7 +108,7 @@ def file_content(name: bytes) -> bytes:
 
 @contextlib.contextmanager
 def errors_logged(*logs: ErrorLog | None) -> Iterator[None]:
-    """For a block: if a call inside fails, write the failure to the first of `logs` that is not None."""
+    """Context manager: write a Failure in the body of the `with` statement to the first of `logs` that is not None."""
     try:
         yield
     except Failure as failure:

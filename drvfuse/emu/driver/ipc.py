@@ -36,7 +36,7 @@ def item_of(proc: Process, handle: Any, kind: type[Any]) -> Any:
 
 def own(what: str) -> Failure:
     """The failure of a process that opens its own memory or event, with the CUresult of the driver."""
-    message = f"the handle is of {what} of the process that opens it: only others can"
+    message = f"the handle is of {what} of the process that opens it: only other processes can"
     return Failure(R.CUDA_ERROR_INVALID_CONTEXT, Report("context", message))
 
 

@@ -36,8 +36,8 @@ def _state(proc: Process, value: Any) -> Link:
 
 @entry(1, unsafe=True)
 def cuLinkCreate(proc: Process, numOptions: int, options: Any, optionValues: Any) -> Any:
-    """Begins a link. Later calls of the link write their failures to the error buffer of the options, which must live
-    as long as the link. The info buffer is not written, as no assembler runs here. Other options have no effect.
+    """Makes a linker. Later calls for it write their failures to the error buffer of the options, which must live
+    as long as the linker. The info buffer is not written, as no assembler runs here. Other options have no effect.
     """
     proc.current()
     return T.CUlinkState(proc.add(Link(ErrorLog.of(options, optionValues))).handle)
@@ -94,14 +94,14 @@ def _add(proc: Process, state: Link, kind: Any, content: bytes, name: str) -> No
 
 @entry(2, unsafe=True)
 def cuLinkComplete(proc: Process, state: Any) -> tuple[Address, int]:
-    """Returns (address, bytes) of the image, which the link owns. It is PTX that ends with a NUL, which is not counted.
-    CUDA_ERROR_INVALID_IMAGE if symbols are missing or defined twice; the report names them.
+    """Returns (address, bytes) of the image, which the linker owns. It is PTX that ends with a NUL, which is not
+    counted. CUDA_ERROR_INVALID_IMAGE if symbols are missing or defined twice; the report names them.
     """
     found = _state(proc, state)
     with errors_logged(found.log):
         check(found.image is None)
         if not found.units:
-            raise refused(R.CUDA_ERROR_INVALID_IMAGE, "nothing was added to the link")
+            raise refused(R.CUDA_ERROR_INVALID_IMAGE, "nothing was added to the linker")
         try:
             linked = link(found.units).encode()
         except LinkError as error:
@@ -113,5 +113,5 @@ def cuLinkComplete(proc: Process, state: Any) -> tuple[Address, int]:
 
 @entry()
 def cuLinkDestroy(proc: Process, state: Any) -> None:
-    """Destroys the link and its image. Modules that were loaded from the image stay."""
+    """Destroys the linker and its image. Modules that were loaded from the image stay."""
     proc.remove(_state(proc, state))

@@ -55,7 +55,9 @@ def managed_range(proc: Process, start: int, count: int) -> list[tuple[Advice, i
 
 
 def place_of(proc: Process, location: Any) -> Place:
-    """The place that a CUmemLocation names. Raises Failure for an invalid location or a device that does not exist."""
+    """The `Place` that a CUmemLocation names. Raises Failure for an invalid location or a device that does not
+    exist.
+    """
     check(location is not None and location.type in _KINDS, R.CUDA_ERROR_INVALID_DEVICE)
     if location.type == _KIND.CU_MEM_LOCATION_TYPE_DEVICE:
         return Place(int(location.type), proc.device(location.id).index)
@@ -65,7 +67,7 @@ def place_of(proc: Process, location: Any) -> Place:
 
 
 def _device_place(proc: Process, device: Any) -> Place:
-    """The place of a device argument, which may be CU_DEVICE_CPU."""
+    """The memory location that a device argument names: a device, or the host for CU_DEVICE_CPU."""
     if device == _CPU:
         return Place(int(_KIND.CU_MEM_LOCATION_TYPE_HOST), 0)
     return Place(int(_KIND.CU_MEM_LOCATION_TYPE_DEVICE), proc.device(device).index)

@@ -48,7 +48,7 @@ def load(proc: Process, image: Any) -> EngineModule:
         raise refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is not PTX: it has no .version and .target")
     if version > NEWEST_PTX:
         newest = "{}.{}".format(*NEWEST_PTX)
-        words = f"the PTX is of version {version[0]}.{version[1]}, and the emulated driver knows up to {newest}"
+        words = f"the PTX is of version {version[0]}.{version[1]}, and the emulated driver accepts up to {newest}"
         raise refused(R.CUDA_ERROR_UNSUPPORTED_PTX_VERSION, words)
     if not suits(proc, architecture):
         arch = proc.machine.arch

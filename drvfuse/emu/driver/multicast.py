@@ -85,13 +85,13 @@ def _bind_address(
 def cuMulticastBindMem(
     proc: Process, mcHandle: Any, mcOffset: int, memHandle: Any, memOffset: int, size: int, flags: int
 ) -> None:
-    """Waits until all devices of the object were added."""
+    """Binds memory, after waiting until all devices of the object were added."""
     _bind_memory(proc, mcHandle, None, mcOffset, memHandle, memOffset, size, flags)
 
 
 @entry(unsafe=True)
 def cuMulticastBindAddr(proc: Process, mcHandle: Any, mcOffset: int, memptr: Any, size: int, flags: int) -> None:
-    """Waits until all devices of the object were added."""
+    """Binds memory, after waiting until all devices of the object were added."""
     _bind_address(proc, mcHandle, None, mcOffset, memptr, size, flags)
 
 
@@ -99,7 +99,7 @@ def cuMulticastBindAddr(proc: Process, mcHandle: Any, mcOffset: int, memptr: Any
 def cuMulticastBindMem_v2(
     proc: Process, mcHandle: Any, dev: Any, mcOffset: int, memHandle: Any, memOffset: int, size: int, flags: int
 ) -> None:
-    """Is like cuMulticastBindMem, but the memory must be of `dev`."""
+    """Binds memory, as cuMulticastBindMem does, but the memory must be on the device `dev`."""
     _bind_memory(proc, mcHandle, proc.device(dev), mcOffset, memHandle, memOffset, size, flags)
 
 

@@ -184,7 +184,7 @@ def cuMemFreeAsync(proc: Process, dptr: Any, hStream: Any) -> None:
         graph.live, graph.last = False, op
 
 
-# Of a place, from CUDA 13 on ----------------------------------------------------------------------------------------
+# Pools of a memory location (functions since CUDA 13) ---------------------------------------------------------------
 
 
 def _device_of(proc: Process, location: Any, kind: Any) -> Device:

@@ -24,7 +24,7 @@ CHECKPOINTS = "checkpoints of processes are not emulated"
 GRAPHICS = "interoperability with graphics is not emulated"
 EXTERNAL = "external memory and semaphores are not emulated"
 TENSOR_MAPS = "tensor maps are not emulated"
-NEWER = "it is newer than CUDA 12.9 and 13.0, which the emulated driver stands for"
+NEWER = "it is newer than CUDA 12.9 and 13.0, the versions that are emulated"
 
 BY_REASON = {
     ARRAYS: """

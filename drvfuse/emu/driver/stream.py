@@ -134,7 +134,9 @@ def cuStreamGetDevice(proc: Process, hStream: Any) -> Any:
 
 @entry()
 def cuLaunchHostFunc(proc: Process, hStream: Any, fn: Any, userData: Any) -> None:
-    """Queues a host function. It runs in a thread that waits for the machine, and may not call the driver."""
+    """Queues a host function. It is run by a host thread whose driver call makes queued work proceed, such as
+    cuStreamSynchronize. It may not call the driver.
+    """
     stream = proc.stream(hStream)
     check(fn)
     proc.enqueue(stream, HostCall(stream.context, fn, int(userData), userData))

@@ -70,7 +70,7 @@ def cuMemAddressReserve(proc: Process, size: int, alignment: int, addr: Any, fla
     try:
         return T.CUdeviceptr(proc.memory.reserve(size, max(alignment, GRANULARITY)))
     except WindowError as error:
-        text = f"{size} bytes of addresses were requested; {error} (DRVFUSE_EMU_WINDOW_GIB)"
+        text = f"{size} bytes of addresses were requested; {error}: set DRVFUSE_EMU_WINDOW_GIB to a larger number"
         raise Failure(R.CUDA_ERROR_OUT_OF_MEMORY, Report("out_of_memory", text)) from None
 
 

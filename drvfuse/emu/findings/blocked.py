@@ -98,7 +98,7 @@ def resident(launch: structs.Launch) -> Iterator[structs.Block]:
 
 
 def thread_of(launch: structs.Launch, block: structs.Block, linear: int) -> structs.Thread:
-    """The header of a thread's frame. `linear` is the number of the thread in its block."""
+    """The header of a thread's frame. `linear` is the linear index of the thread in its block."""
     return structs.Thread.from_address(block.frames + linear * launch.frame_stride)
 
 

@@ -30,9 +30,9 @@ class Count:
     "host" pinned memory.
 
     An atomic counts as one access that reads and writes. Local memory and parameters are not counted in bytes.
-    "reduced" and "broadcast" are the bytes that multimem instructions name, once for all devices of the team; each such
-    instruction is one access. The bytes that it reads and writes in the memory of each device are in the other counts
-    too.
+    "reduced" and "broadcast" are the bytes that multimem instructions name, once for all devices of the multicast
+    object; each such instruction is one access. The bytes that it reads and writes in the memory of each device are in
+    the other counts too.
     """
 
     accesses: int = 0
@@ -94,7 +94,7 @@ class Counters:
         return sum(self.lines.values(), Count())
 
     def table(self) -> str:
-        """One row per source line, at most 120 columns wide."""
+        """The counts as a table with one row per source line, at most 120 characters wide."""
         return KernelCounters("").add(self).table()
 
     def json(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from .timeline import ROWS, WIDTH, Names, Participant, cell_text, cut, render, v
 if TYPE_CHECKING:
     from ..space.window import Window
 
-_APART = 8  # if more blocks wait for different words, blocks that wait at the same places count as one
+_APART = 8  # if more blocks wait for different words, those that wait at the same source places count as one
 _NEAR = 256  # bytes around a word that nobody wrote; writes of peers to these bytes are mentioned
 
 
@@ -37,7 +37,8 @@ def of_deadlock(
     `without_work` are lines about the devices that run nothing.
     """
     names = Names(window)
-    # For each set of places and words, and for each set of places: the first block that waits there.
+    # The first of the blocks whose threads wait at the same source places (`by_places`), and of those whose threads
+    # wait at the same places for the same words (`by_words`).
     by_words: dict[tuple[Any, ...], Participant] = {}
     by_places: dict[tuple[Any, ...], Participant] = {}
     words: dict[int, list[tuple[int, Any]]] = {}
@@ -62,8 +63,8 @@ def of_deadlock(
     if participants:
         chosen = of_blocks(records, identities, [(p.device, p.block) for p in participants])
         events = decode(chosen, identities)
-        which = "alike" if fit else "at the same places, though for other words,"
-        lines += ["", f"what they did last, of blocks that wait {which} the first:"]
+        which = "alike" if fit else "at the same places"
+        lines += ["", f"the last events of the blocks (of several that wait {which}, only the first):"]
         lines.append(render(events, participants, names=names, rows=rows))
     return "\n".join(lines)
 

@@ -35,8 +35,8 @@ class Fault:
 
 
 def describe(launch: structs.Launch, identity: Identity, window: Window) -> Fault:
-    """The fault that the native runtime has recorded for a launch. Call this before the slots of the launch are used
-    again: it reads the frames that the launch's blocks have left in their slots.
+    """The fault that the native runtime has recorded for a launch. Call this before other blocks run in the launch's
+    block slots: the description reads the frames of the launch's threads, which are still there.
     """
     f = launch.fault
     record = Record(launch, identity, window)
@@ -138,7 +138,7 @@ _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
         "the block does not have them"
     ),
     FaultKind.BARRIER_COUNT: {
-        BarrierCount.NUMBER: "barrier {f.value}; there are barriers 0 to 15",
+        BarrierCount.NUMBER: "barrier {f.value} does not exist: a block has the barriers 0 to 15",
         BarrierCount.THREADS: (
             "barrier of {f.value} threads: the number must be a multiple of 32, and barrier.arrive must have one"
         ),
@@ -172,9 +172,11 @@ _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
         False: "cp.async of {f.size} bytes with a src-size of {f.value}",
     },
     FaultKind.MBARRIER: {
-        MbarrierError.NO_BARRIER: "at 0x{f.addr:x}: there is no mbarrier: no mbarrier.init before, or overwritten",
+        MbarrierError.NO_BARRIER: (
+            "at 0x{f.addr:x}: there is no mbarrier: it was not initialised (mbarrier.init), or it was overwritten"
+        ),
         MbarrierError.COUNT: "at 0x{f.addr:x}: a count of {f.value}, which is out of range",
-        MbarrierError.ARRIVALS: "at 0x{f.addr:x}: {f.value} arrivals, and the phase expects fewer",
+        MbarrierError.ARRIVALS: "at 0x{f.addr:x}: {f.value} arrivals are more than the phase expects",
         MbarrierError.BYTES: "at 0x{f.addr:x}: {f.value} bytes are more than an mbarrier can count",
         MbarrierError.PENDING: "at 0x{f.addr:x}: more than {f.value} bulk copies are pending",
         MbarrierError.COMPLETES: (

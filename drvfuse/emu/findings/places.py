@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places in programs: operations, blocks, threads and source lines, from the native runtime's numbers and as text."""
+"""Converts numbers of the native runtime to places in programs (operations, blocks, threads, source lines), and places
+to text.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ class Identity:
     process: str | None = None
 
     def index(self, block: int, thread: int) -> tuple[Index, Index]:
-        """(index of a block, index of a thread in the block), from their numbers."""
+        """(index of a block, index of a thread in the block), from their linear indices."""
         return _unravel(block, self.grid), _unravel(thread, self.block)
 
     def site(self, number: int) -> Site | None:
@@ -45,7 +47,7 @@ class Identity:
         return (site.file or None, site.line or site.ptx_line) if site is not None else (None, None)
 
     def callers(self, number: int) -> str:
-        """The calls through which the code of a site was inlined, in words; "" if there are none."""
+        """The calls through which the code of a site was inlined, as text; "" if there are none."""
         site = self.site(number)
         return called_at(site.inlined) if site is not None else ""
 
@@ -56,12 +58,12 @@ def long_place(file: str, line: int | None) -> str:
 
 
 def short_place(file: str | None, line: int | None) -> str:
-    """A place, with the name of the file alone. Without a file, the line is a line of the PTX."""
+    """A place, with only the name of the file. Without a file, the line is a line of the PTX."""
     return f"{PurePath(file).name}:{line}" if file else f"PTX line {line}"
 
 
 def called_at(callers: Iterable[tuple[str, int]]) -> str:
-    """The calls through which the code of a place was inlined, in words; "" if there are none. `callers` are (file,
+    """The calls through which the code of a place was inlined, as text; "" if there are none. `callers` are (file,
     line), innermost first.
     """
     places = ", at ".join(short_place(*caller) for caller in callers)

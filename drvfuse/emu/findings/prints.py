@@ -11,8 +11,8 @@ from ..abi import structs
 from ..space.window import Window
 
 _DIRECTIVE = re.compile(rb"%(?:(%)|[-+ #0]*(\*|\d+)?(?:\.(\*|\d*))?(hh|h|ll|l|z|j|t)?([diouxXeEfFgGaAcsp]))")
-_TEXT_BYTES = 4096  # the most bytes of a format or a string
-_PIECE_BYTES = 1 << 16  # the most bytes of one formatted argument
+_TEXT_BYTES = 4096  # the maximum size of a format or a string
+_PIECE_BYTES = 1 << 16  # the maximum size of one formatted argument
 _C = ctypes.CDLL(None)
 
 

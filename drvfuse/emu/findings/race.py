@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python side of the race detector: the order of operations, and reports of races.
 
-Native code checks the accesses by the rules in `native/race.cuh`. This module tells it how operations (launches, copies
-and fills) are ordered. An operation is ordered after the operations for which it has waited, and after everything that
-the host knew when the operation was queued. A programmatic dependent is ordered after its primary only from
+Native code checks the accesses by the rules in `native/race.cuh`. This module gives it the order of the operations
+(launches, copies and fills). An operation is ordered after the operations for which it has waited, and after everything
+that the host knew when the operation was queued. A programmatic dependent is ordered after its primary only from
 `griddepcontrol.wait` on. All host code counts as one thread.
 """
 
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 
 PROFILES = ("hardware", "strict")
 _OPS = 1 << 24  # operations of a machine beyond this number are not checked
-_KEPT = 4096  # the most copies that are remembered, and the most plain stores of flags
+_KEPT = 4096  # at most so many copies are remembered, and at most so many plain stores of flags
 _WITHOUT_FLAG = (Edge.NONE, Edge.RELEASED_EARLIER, Edge.ORDER)  # edges that name no flag
 
 
 class Clock:
-    """What an operation or the host knows: a reference to a native clock (`native/clock.cuh`), which it owns."""
+    """The vector clock of an operation or of the host: the accesses that it knows. `ref` is a reference to a native
+    clock (`native/clock.cuh`), which this object owns.
+    """
 
     __slots__ = ("_detector", "ref")
 
@@ -44,11 +46,12 @@ class Clock:
 
 
 class Ordered:
-    """An operation on a device, for the detector. `number` counts the operations of the machine.
+    """An operation on a device, for the detector. `number` is its number among the operations of the machine.
 
-    Until it starts, it is ordered after the operations in `after`, after what the host knew (`host`), and, if it is a
-    programmatic dependent, after what its primary (`overlapped`) knew at its start. `started` and `known` are its
-    clocks at its start and after its end. `done` is set when it has ended.
+    Before it starts, it holds what must be ordered before it: the operations `after`; `host`, the host's clock when the
+    operation was queued; and for a programmatic dependent also `overlapped`, the primary, up to the primary's clock at
+    its start. `started` and `known` are the operation's own clocks at its start and after its end. `done` is set when
+    it has ended.
     """
 
     __slots__ = ("after", "device", "done", "host", "known", "number", "overlapped", "started")
@@ -65,8 +68,8 @@ class Ordered:
 
 class Detector:
     """The race detector of one machine. `profile` is "hardware" or "strict" (`native/race.cuh`). The caller of its
-    methods holds the machine's lock. References are those of native clocks; a method that returns one passes it to the
-    caller.
+    methods holds the machine's lock. References point to native clocks; the caller of a method that returns a
+    reference owns it.
     """
 
     def __init__(self, window: Window, profile: str) -> None:
@@ -143,8 +146,9 @@ class Detector:
         op.host, op.after = None, ()
 
     def end(self, op: Ordered, known: int | None) -> None:
-        """Called when an operation has ended. `known` is a reference to what its threads knew at their end, which
-        passes to this call. With None, the operation knows what it knew at its start.
+        """Called when an operation has ended: make the clock `op.known`. The argument `known` is a reference to a
+        native clock of what the operation's threads knew at their end; this call takes the reference over. If it is
+        None, the operation's clock at its start is used.
         """
         self.start(op)
         ref = self.share(op.started) if known is None else known
@@ -167,7 +171,7 @@ class Detector:
         self._access(op, address, nbytes, Range.FREE, now)
 
     def _access(self, op: Ordered, address: int, nbytes: int, what: Range, now: int) -> None:
-        """Check the access of an operation to a range of the window."""
+        """Check one access of an operation, to a range of the window, for races."""
         assert op.started is not None
         self._range(self.address, op.number, op.started.ref, address, nbytes, what, now)
 
@@ -198,7 +202,7 @@ class Detector:
         return self._all([op.known for op in ops])
 
     def share(self, clock: Clock | None) -> int:
-        """A new reference to a clock, for native code; 0, the clock that knows nothing, for None."""
+        """A new reference to `clock` for native code. For None it is 0, the empty clock."""
         ref = clock.ref if clock is not None else 0
         self._retain(self.address, ref)
         return ref
@@ -224,7 +228,7 @@ class Detector:
         pages.drop(pages.cell_address(address), nbytes >> 2)
 
     def polled(self, address: int, nbytes: int) -> None:
-        """Stop the checks of these bytes, which the program's protocol accesses without an order."""
+        """Do not check these bytes for races from now on, as the program's protocol accesses them without an order."""
         self._polled(self.address, address, nbytes)
 
     # Findings --------------------------------------------------------------------------------------------------------
@@ -249,10 +253,11 @@ class Detector:
         return found
 
     def _plain_flag(self, f: race_structs.Found, identities: dict[int, Identity]) -> str | None:
-        """For two plain accesses: what is wrong with the flag that was to order them, in words, if one block has stored
-        a flag by a plain write that races with the poll of the other block. None if there is no such flag.
+        """The reason, as text, why a flag did not order two plain accesses; None if no such flag was seen.
 
-        A race of a plain write with a strong read is remembered as such a flag.
+        Such a flag is a word that one block has stored by a plain write, and the other block has read by a strong read.
+        When this method is called for the race between that write and that read, it remembers the flag and returns
+        None.
         """
         mine, other = (f.op, f.block), (f.other_op, f.other_block)
         strength = f.flags & Entry.STRONG, f.other_flags & Entry.STRONG

@@ -67,7 +67,7 @@ _EDGES = {
 }
 """For each `Edge`: why two accesses are not ordered."""
 
-_APART = 6  # the most lines of PTX between the load and the store of a counter
+_APART = 6  # the maximum number of lines of PTX between the load and the store of a counter
 _COUNTER = (
     "each of the threads reads this word and writes it back, as for a counter; an atomic (atomicAdd, atomicMax, ...) "
     "does that in one step, without a race"
@@ -139,7 +139,7 @@ def _counts(here: Site | None, there: Site | None, identity: Identity | None) ->
 
 
 def plain_flag(identity: Identity | None, site: int) -> str:
-    """What is wrong with a flag that was stored by a plain write at this site, in words."""
+    """What is wrong with a flag that was stored by a plain write at this site, as text."""
     at = _line(_site(identity, site))
     return f"the flag at {at} was stored by a plain write, which releases nothing, not even after a fence"
 
@@ -152,7 +152,7 @@ def _wait(copy: Site | None, flags: int) -> str:
 
 
 def _verb(flags: int) -> str:
-    """The kind of an access in words, such as "strong write"; `flags` are those of `Entry`."""
+    """The kind of an access as text, such as "strong write"; `flags` are those of `Entry`."""
     strong = "strong " if flags & Entry.STRONG else "asynchronous " if flags & Entry.ASYNC else ""
     return "atomic" if flags & Entry.ATOMIC else f"{strong}write" if flags & Entry.WRITE else f"{strong}read"
 

@@ -15,15 +15,15 @@ from .places import Identity, index_text, long_place, short_place
 from .prints import text_at
 
 _OUTSIDE = {Kind.SHARED: FaultKind.FOREIGN_SHARED, Kind.LOCAL: FaultKind.FOREIGN_LOCAL}
-_PLACES = 3  # the most source lines that a hint names
+_PLACES = 3  # the maximum number of source lines that a hint names
 _SPACES = {"global": Kind.DEVICE, "shared": Kind.SHARED, "local": Kind.LOCAL}
 
 
 @dataclass(frozen=True)
 class Lent:
-    """Memory that the engine lends to blocks, threads or a kernel, in `count` pieces. The first piece is at the address
-    `first`; the next ones follow at distances of `stride` bytes. The first `nbytes` of a piece may be accessed. The
-    thread with the fault owns the piece at the address `own`.
+    """Memory that the native engine assigns to blocks, threads or a kernel, in `count` pieces. The first piece is at
+    the address `first`; the next ones follow at distances of `stride` bytes. The first `nbytes` of a piece may be
+    accessed. The thread with the fault owns the piece at the address `own`.
     """
 
     kind: Kind
@@ -39,7 +39,7 @@ class Lent:
         return f"the {self.owner}'s {self.nbytes} bytes of {self.what}"
 
     def holding(self, address: int) -> str | None:
-        """The place of an address inside a piece, in words. None if the address is in no piece."""
+        """Where an address lies in the piece that contains it, as text. None if no piece contains it."""
         number, at = divmod(address - self.first, max(self.stride, 1))
         if not 0 <= number < self.count or at >= self.nbytes:
             return None
@@ -61,9 +61,9 @@ class Record:
     @cached_property
     def kind(self) -> FaultKind:
         """The kind of the fault. The native runtime decides it by the memory at the address. A wrong address may, by
-        chance, lie in memory that the engine lends to blocks and threads; then the state space of the instruction
-        decides instead. An instruction without a state space counts as an access to global memory, since nearly all
-        accesses to shared and local memory name their state space.
+        chance, lie in memory that the native engine assigns to blocks and threads; then the state space of the
+        instruction decides instead. An instruction without a state space counts as an access to global memory, since
+        nearly all accesses to shared and local memory name their state space.
         """
         kind = FaultKind(self.launch.fault.kind)
         if not FaultKind.NONE < kind <= FaultKind.FOREIGN_LOCAL:
@@ -94,14 +94,14 @@ class Record:
 
     @property
     def access(self) -> str:
-        """The access in words: what it is, its bytes and its address."""
+        """The access as text: what it is, its bytes and its address."""
         atomic, write = self.flags & Access.ATOMIC, self.flags & Access.WRITE
         what = "atomic on" if atomic else "write of" if write else "read of"
         return f"{what} {counted(self.size, 'byte')} at 0x{self.addr:x}"
 
     @property
     def where(self) -> str:
-        """The memory that the address lies in or near, in words."""
+        """The memory that the address lies in or near, as text."""
         text = self.window.index.nearest(self.addr)
         if self.space is Kind.DEVICE:
             return text
@@ -141,22 +141,24 @@ class Record:
 
     @property
     def joining(self) -> int | str:
-        """The number of threads for which this thread's barrier instruction waits: `value`, or "all" for 0."""
+        """The number of threads that this thread's barrier instruction names: `value`, or "all" for 0."""
         return self.value or "all"
 
     @property
     def others(self) -> int | str:
-        """The number of threads for which the other threads' barrier waits: `flags`, or "all" for 0."""
+        """The number of threads that the barrier instruction of the other threads names: `flags`, or "all" for 0."""
         return self.flags or "all"
 
     @property
     def barrier(self) -> str:
-        """The barrier in words. `value` is its number."""
+        """The barrier as text. `value` is its number."""
         return "the barrier of the cluster" if self.value == BARRIERS else f"barrier {self.value}"
 
     @property
     def absent(self) -> str:
-        """The index of the block of the cluster that is not present. Its number is the upper half of `value`."""
+        """The index of the block whose shared memory was accessed although the block is not running. The upper half of
+        `value` is the block's linear index.
+        """
         return index_text(self.identity.index(self.value >> 32, 0)[0])
 
     @property
@@ -166,7 +168,7 @@ class Record:
 
     @property
     def assertion(self) -> str:
-        """The failed assertion in words. `value` is the address of the thread's frame."""
+        """The failed assertion as text. `value` is the address of the thread's frame."""
         t = structs.Thread.from_address(self.value)
         file, function, message = (
             text_at(self.window, at).decode(errors="replace") for at in (t.op_addr, t.op_seen, t.op_value)
@@ -190,7 +192,7 @@ class Record:
 
     @cached_property
     def _lent(self) -> list[Lent]:
-        """The memory that the engine lends to the launch."""
+        """The memory that the native engine assigns to the launch: parameters, shared memory and local memory."""
         s, f = self.launch, self.launch.fault
         found = [Lent(Kind.PARAM, "kernel", "parameters", s.params, s.params, s.param_bytes, 1, s.param_bytes)]
         block = next((b for b in resident(s) if b.index == f.block), None)

@@ -20,7 +20,7 @@ NO_FINDINGS = ("unsupported", "graph", "launch")
 because a graph or the shape of a launch does not fit; programs may test that on purpose.
 """
 _WORDS = 4
-"""The most polled words of one place for which the report of a standstill has lines of their own."""
+"""If threads at one place poll more words than this, the report of a standstill has one line for all of these words."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Report:
     """One report of a machine. Fields that do not apply are None.
 
     kind      "out_of_bounds", "race", "deadlock", ...: docs/findings.md has a section for each
-    message   what is wrong, in words
+    message   what is wrong, as text
     kernel    the name of the kernel, or of the copy or call
     file      the source file of the place; without line information it is None, and `line` is a line of the PTX
     line      the line of the place
@@ -146,8 +146,8 @@ def standstill(
 
     `launches` are (name of the kernel, possibly with its process; device; EngineLaunch). `crowded` are the kernels
     (name, device) that have not started, since no multiprocessor can take one of their blocks yet. `without_work` are
-    the devices that run nothing, with the finding that ended their kernels, if there was one. `stream_waits` are the
-    waits of streams for values in memory, in words. Threads that wait at the same place for the same word share a line,
+    the devices that run nothing, with the finding that ended their kernels, if there was one. `stream_waits` are texts
+    about streams that wait for a value in memory. Threads that wait at the same place for the same word share a line,
     as do all threads that wait at one place for more than _WORDS words.
     """
     lines: list[str] = []
@@ -199,8 +199,8 @@ def standstill(
 
 
 def _by_place(groups: Mapping[tuple[Any, ...], list[Any]]) -> dict[tuple[Any, ...], list[Any]]:
-    """The groups of threads that share a line of the report, by key. If a place has more than _WORDS groups, they share
-    one line.
+    """The groups of threads that each line of the report describes, by a key for the line. If more than _WORDS groups
+    wait at one place, they share a line; any other group has its own.
     """
     at = Counter(key[:3] for key in groups)
     lines: dict[tuple[Any, ...], list[Any]] = {}
@@ -210,7 +210,7 @@ def _by_place(groups: Mapping[tuple[Any, ...], list[Any]]) -> dict[tuple[Any, ..
 
 
 def _ended(device: int, report: Report) -> str:
-    """How the kernels of a device ended, in words."""
+    """How the kernels of a device ended, as text."""
     what = "kernel" if report.kernel else "work"
     place = f" at {short_place(report.file, report.line)}" if report.line else ""
     return f"device {device}'s {what} ended with {report.kind}{place}"

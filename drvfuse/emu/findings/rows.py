@@ -9,13 +9,13 @@ from typing import Any
 
 from .events import Event
 
-PERIOD = 8  # the most rows of a sequence whose repetitions are shown once
+PERIOD = 8  # the maximum length of a sequence of rows whose repetitions are shown once
 
 
 @dataclass(frozen=True)
 class Repetition:
-    """A line that stands for `times` more repetitions of the `rows` rows above it, the last of which ends at the
-    virtual time `until`.
+    """A line in place of `times` more repetitions of the `rows` rows above it. `until` is the virtual time at which the
+    last repetition ends.
     """
 
     rows: int

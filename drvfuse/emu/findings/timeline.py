@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from .reports import Report
 
 WIDTH = 120  # characters of a line
-ROWS = 32  # the most rows of a table
+ROWS = 32  # the maximum number of rows of a table
 _COLUMNS = 3  # if there are more blocks, they share one column, which names the block of each event
 _TYPE = re.compile(r"[busf]\d+|v\d|global|bf16(x2)?|f16x2")
 
 
 @dataclass(frozen=True)
 class Participant:
-    """A block, or one thread of a block, whose events a timeline shows. With a thread, it also takes the barriers, the
-    start and the end of the block.
+    """A block, or one thread of a block, whose events a timeline shows. For a thread, these include the barriers, the
+    start and the end of its block.
     """
 
     device: int
@@ -37,7 +37,7 @@ class Participant:
     thread: Index | None = None
 
     def takes(self, event: Event) -> bool:
-        """Whether an event is one of this participant."""
+        """Whether an event belongs to this participant."""
         if (event.device, event.block) != (self.device, self.block):
             return False
         return self.thread in (None, event.thread) or event.kind in ("start", "end", "barrier", "cluster")
@@ -51,7 +51,7 @@ class Participant:
 
 
 class Names:
-    """Short names of addresses, such as "A+0x40". A letter stands for an allocation; `legend` lists the letters."""
+    """Short names of addresses, such as "A+0x40". A letter means an allocation; `legend` lists the letters."""
 
     def __init__(self, window: Window | None) -> None:
         self._window = window
@@ -72,7 +72,7 @@ class Names:
         return f"{self._letters[allocation.address][0]}+0x{address - allocation.address:x}"
 
     def legend(self) -> list[str]:
-        """For each letter so far, a line with the allocation for which it stands."""
+        """A line for each letter so far, with the allocation that the letter means."""
         return [f"{letter}: {allocation}{gone}" for letter, allocation, gone in self._letters.values()]
 
 

@@ -35,13 +35,13 @@ class Allocation:
     registered: bool = False
     alias: Allocation | None = None  # for registered memory: the addresses by which devices reach it
     descriptor: int | None = None  # for registered memory: the descriptor of its file
-    host: int | None = None  # for an `alias`: the host's address of the memory
+    host: int | None = None  # for an `alias`: the address by which the host reaches the memory
     of_module: bool = False  # whether the range holds the variables of a module
     managed: Advice | None = None  # for managed memory: the program's advice on its use
     synchronous: bool = False  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
     freed: bool = False  # whether cuMemFreeAsync is queued for it
     export: Export | None = None  # the handle by which other processes can open it
-    origin: Export | None = None  # for memory of another process, which this process has opened `opens` times
+    origin: Export | None = None  # the export from which this process has opened it, `opens` times; None for own memory
     opens: int = 0
     access: dict[int, int] = field(default_factory=dict)  # for mapped memory: device -> CUmemAccess_flags
     number: int = field(default_factory=itertools.count(1).__next__)

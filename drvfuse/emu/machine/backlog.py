@@ -11,19 +11,19 @@ from .work import Op
 
 
 class Backlog:
-    """The operations of a machine that wait for no other operation. The order in which they start depends only
-    on the driver calls and the seed.
+    """The operations of a machine that wait for no other operation, except perhaps their primary (the kernel of which
+    they are programmatic dependents). The order in which they start depends only on the driver calls and the seed.
 
-    With seed 0, operations start in the order of the calls. Another seed draws the order, and holds some operations
-    back until others have ended. With an odd seed, a programmatic dependent starts as soon as its primary has
-    triggered, with an even one when the primary has ended.
+    With seed 0, operations start in the order of the calls. With another seed, the order is random, and some operations
+    are held: they start only after one or two other operations have ended. With an odd seed, a programmatic dependent
+    starts as soon as its primary has triggered, with an even seed when the primary has ended.
     """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._random = random.Random(seed)
         self._ready: list[Op] = []  # a heap, whose first operation starts next
-        self._held: list[tuple[int, Op]] = []  # a heap of (operations that must end first, operation)
+        self._held: list[tuple[int, Op]] = []  # a heap of (value of `_ended` at which it may start, operation)
         self._secondaries: list[Op] = []  # operations that wait only for their primary's trigger
         self._ended = 0
 
@@ -32,7 +32,7 @@ class Backlog:
         return self._random.getrandbits(32) if self._seed else 0
 
     def release(self, op: Op) -> None:
-        """Add an operation if it waits for no other operation, or only for its primary."""
+        """Add an operation to the backlog, unless it waits for operations other than its primary."""
         if op.waits:
             return
         if op.primary is not None:
@@ -49,7 +49,7 @@ class Backlog:
         heapq.heappush(self._ready, op)
 
     def ended(self, op: Op) -> None:
-        """Called when an operation has ended: release the operations that waited for it."""
+        """Add the operations that waited for `op` alone, or for it as their primary. Called when `op` has ended."""
         self._ended += 1
         for secondary in op.secondaries:
             secondary.primary = None
@@ -76,12 +76,12 @@ class Backlog:
         return bool(self._ready)
 
     def wake_held(self) -> None:
-        """Release the held operations for which enough others have ended."""
+        """Let those held operations start for which the number of operations has ended that they were held for."""
         while self._held and self._held[0][0] <= self._ended:
             self.let_go()
 
     def let_go(self) -> bool:
-        """Release the first held operation. False if there is none."""
+        """Let the held operation start that would be the first to start. Returns False if none is held."""
         if self._held:
             self.ready(heapq.heappop(self._held)[1])
             return True

@@ -47,7 +47,7 @@ class Capture:
         self.process.captures.append(self)
 
     def invalidate(self) -> None:
-        """Called after an illegal operation: no command can be added any more, and `end` returns no graph."""
+        """Allow no further commands in the capture; `end` then returns no graph. Called after an illegal operation."""
         self.invalid = True
 
     def valid(self) -> None:
@@ -75,7 +75,7 @@ class Capture:
         only = next(iter(tail)) if len(tail) == 1 else None
         if isinstance(command, Launch) and command.programmatic and only and isinstance(only.command, Launch):
             tail = {only: TRIGGERED}
-        return self._behind(stream, node, tail)
+        return self._append(stream, node, tail)
 
     def record_graph(self, stream: Stream, executable: GraphExec) -> Node:
         """Add a child graph with the present commands of an executable graph."""
@@ -84,13 +84,13 @@ class Capture:
         retain(node.child.all_objects())
         for item in node.child.everything():
             self.process.add(item)
-        return self._behind(stream, node, stream.capture_tail)
+        return self._append(stream, node, stream.capture_tail)
 
     def _ready(self) -> Graph:
         self.valid()
         return self.graph
 
-    def _behind(self, stream: Stream, node: Node, tail: Mapping[Node, Edge]) -> Node:
+    def _append(self, stream: Stream, node: Node, tail: Mapping[Node, Edge]) -> Node:
         """Add a node that depends on the last nodes of a stream. It is the stream's last node afterwards."""
         self.graph.add(node, {before: edge for before, edge in tail.items() if before in self.graph.nodes})
         stream.capture_tail = {node: COMPLETE}

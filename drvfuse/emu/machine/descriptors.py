@@ -17,11 +17,12 @@ Identity = tuple[int, int]  # device and inode
 
 
 class Descriptors:
-    """The exported objects. Each is held while a copy of its descriptor is open in some process, or in transit.
+    """The exported objects. Each is kept alive while a copy of its descriptor is open in some process, or in transit.
 
-    A descriptor is the writing end of a pipe of its own, whose reading end stays here. Both ends have the same device
-    and inode, by which `find` recognises a copy that another process has sent. When the last copy of the writing end is
-    closed, the reading end reports a hang-up. `sweep` checks for that, so an object is released at the next `sweep`.
+    For each export there is a pipe. The descriptor is the writing end of the pipe; the reading end stays here. Both
+    ends have the same device and inode, by which `find` recognises a copy that another process has sent. When the last
+    copy of the writing end is closed, the reading end reports a hang-up. `sweep` checks for hang-ups, so an object is
+    released at the next `sweep`.
     """
 
     def __init__(self, mappables: Mappables) -> None:
@@ -31,7 +32,7 @@ class Descriptors:
         self.close.atexit = False
 
     def export(self, item: Mappable) -> int:
-        """A new descriptor, which the caller owns."""
+        """Make a descriptor of an object, and return it. The caller owns the descriptor."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
         self._exports[_identity(writing)] = reading, item
         self._mappables.hold(item)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 EngineModule = loader.NativeModule
 _IDENTITIES = 1 << 16  # operations that are remembered for reports
-_RESUMES = 20_000  # the budget of a `run` after `count_resumes()`
+_RESUMES = 20_000  # resumes of threads after which a `run` ends, once `count_resumes()` was called
 
 
 class Engine:
@@ -40,9 +40,8 @@ class Engine:
     launches and warps back.
 
     `loop_limit`: the most accesses, or rounds of loops without accesses, that a thread may make between two suspends.
-    `delay_stores`: stores reach other blocks late (native/delay.cuh). After `count_resumes()`, a `run` ends after a
-    number of resumes instead of a time, so that it ends at the same point in each repetition. `idle`: whether the last
-    `run` ended because nothing could move. `clock_ns`: the virtual time.
+    `delay_stores`: stores reach other blocks late (native/delay.cuh). `idle`: whether the last `run` ended because no
+    thread could continue. `clock_ns`: the virtual time.
     """
 
     def __init__(
@@ -135,8 +134,8 @@ class Engine:
             del self.identities[next(iter(self.identities))]
 
     def give_up(self, launch: structs.Launch) -> int:
-        """Called when a launch has ended or is stopped: drop its references to vector clocks, and return a reference to
-        the clock of all that its threads know.
+        """Drop the references of a launch to vector clocks, and return a reference to the clock of all that its threads
+        know. Called when the launch has ended or is stopped.
         """
         assert self.detector is not None
         known = int(self._settle(ctypes.addressof(launch)))
@@ -145,8 +144,9 @@ class Engine:
         return known
 
     def run(self, launches: Sequence[EngineLaunch], budget_ms: float = 50) -> None:
-        """Run these launches together until one ends, faults or has triggered in all its blocks, until nothing can move
-        (`idle`), or until the budget of time, or of resumes, is spent. Launches that have ended are skipped.
+        """Run these launches together until one ends, faults or has triggered in all its blocks, until no thread can
+        continue (`idle`), or until the time, or the number of resumes of threads, is used up. Launches that have ended
+        are skipped.
         """
         live = [launch for launch in launches if launch.running]
         self._last = live
@@ -157,19 +157,23 @@ class Engine:
         self.idle = self._native(self._run, live, budget, then=(0,)) == RunEnd.IDLE
 
     def count_resumes(self) -> None:
-        """Make `run` end after a number of resumes instead of a time from now on."""
+        """From now on, make each `run` end after a number of resumes of threads, not after a time, so that it ends at
+        the same point in each repetition.
+        """
         self._state.counted = 1
 
     def advance_clock(self) -> bool:
-        """Called when the launches of the last `run` are idle: advance virtual time, by growing steps, and let all
-        threads poll again. False if that made no progress and no thread reads a clock: then they wait for ever.
+        """Advance virtual time, by growing steps, and let all threads poll again. Returns False if that made no
+        progress and no thread reads a clock: then they wait for ever. Called when the launches of the last `run` are
+        idle.
         """
         live = [launch for launch in self._last if launch.running]
         return bool(live) and bool(self._native(self._advance, live))
 
     def pass_time(self, ns: int, resumes: int) -> bool:
-        """Called when the launches of the last `run` are idle but other threads or processes may still act: advance
-        virtual time by `ns` and let all threads poll again, in about `resumes` resumes. False if that made no progress.
+        """Advance virtual time by `ns` and let all threads poll again, for at most about `resumes` resumes of threads.
+        Returns False if that made no progress. Called when the launches of the last `run` are idle, but other threads
+        or processes of the host may still act.
         """
         live = [launch for launch in self._last if launch.running]
         return bool(live) and bool(self._native(self._pass_time, live, ns, resumes))
@@ -181,8 +185,8 @@ class Engine:
         *arguments: int,
         then: tuple[int, ...] | None = None,
     ) -> int:
-        """Call a native function on launches until it does not return MORE. From the second call on, its arguments are
-        `then`, if that is given.
+        """Call a native function on launches until its result is not MORE, and return the result. From the second call
+        on, its arguments are `then`, if that is given.
         """
         array = (ctypes.c_void_p * len(launches))(*(launch.address for launch in launches))
         state, found, again = ctypes.addressof(self._state), int(RunEnd.MORE), False

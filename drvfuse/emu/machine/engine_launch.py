@@ -179,7 +179,7 @@ class EngineLaunch:
         self._struct.gdc_open = int(value)
 
     def primary_ended(self, primary: Op) -> None:
-        """Called when the primary has ended: griddepcontrol.wait passes from now on."""
+        """Let griddepcontrol.wait pass from now on. Called when the primary has ended."""
         if self.engine.detector is not None:
             self._struct.primary = self.engine.detector.share(primary.known)
         self.gdc_open = True
@@ -236,7 +236,7 @@ class EngineLaunch:
             self.settle()
 
     def settle(self) -> None:
-        """Called when the launch has ended: keep its counts and its clock, and give its memory back."""
+        """Keep the counts and the clock of the launch, and give its memory back. Called when the launch has ended."""
         if self._counters is None:
             if self.engine._end_delay is not None:
                 self.engine._end_delay(ctypes.addressof(self.engine._state), self.address)
@@ -254,8 +254,8 @@ class EngineLaunch:
 
 @functools.cache
 def _owner_classes(device: int) -> Any:
-    """An array, indexed by the owner of the accessed memory, of the MemoryOf as which a launch on this device counts
-    an access.
+    """For each owner of memory (as in an access word), the MemoryOf under which a launch on this device counts accesses
+    to that memory.
     """
     classes = (ctypes.c_uint8 * 256)(*[MemoryOf.PEER] * 8)
     classes[device] = MemoryOf.DEVICE

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Executable graphs: snapshots of graphs, which can be launched any number of times.
 
-A `Plan` is made of a graph when the graph is instantiated. It has one step for each node, with the command of the node,
+When a graph is instantiated, a `Plan` is made of it. The plan has one step for each node, with the command of the node,
 in an order in which each step comes after its dependencies. Each step refers to its node, because the calls that change
-a step name it by the node; nothing else of the graph is used later. A child graph is a plan inside of its step.
+a step name it by the node; nothing else of the graph is used later. A child graph becomes a plan inside of its step.
 
 A launch queues one operation for each step. Two launches of one executable never overlap, so each is ordered after the
 previous one, as well as after the work of its stream. Changing a step replaces its command, and an operation keeps the
@@ -48,7 +48,9 @@ class Step:
 
 
 class Plan:
-    """The steps of a graph. The constructor raises Cycle."""
+    """The steps of an executable graph, or of a child graph in it. The constructor raises Cycle if edges form a
+    cycle.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.steps: dict[Node, Step] = {}
@@ -65,14 +67,14 @@ class Plan:
                 step.last = False
 
     def everything(self) -> Iterator[Step]:
-        """All steps, including those of inner plans."""
+        """All steps, including those of child graphs."""
         for step in self.steps.values():
             yield step
             if step.inner is not None:
                 yield from step.inner.everything()
 
     def all_objects(self) -> Counter[UserObject]:
-        """The references to user objects, including those of inner plans."""
+        """The references to user objects that the plan holds, including those of its child graphs."""
         inner = (step.inner.all_objects() for step in self.steps.values() if step.inner is not None)
         return sum(inner, Counter(self.user_objects))
 
@@ -115,7 +117,9 @@ class GraphExec(Object):
         self.frees = {c.allocation.graph: None for c in commands if isinstance(c, Free) and c.allocation.graph}
 
     def take_objects(self, graphs: Mapping[Plan, Graph]) -> None:
-        """Replace the plans' references to user objects by those of the graphs."""
+        """For each (plan, graph): make the plan hold references to the user objects of the graph, in place of the
+        references that it has held.
+        """
         former: Counter[UserObject] = Counter()
         for plan, graph in graphs.items():
             former += plan.user_objects
@@ -199,8 +203,8 @@ class _Launch:
             primary = next((op for op in overlapped if isinstance(op.command, Launch)), None)
         if isinstance(command, Wait) and command.event.op is not None:
             waits = [*waits, command.event.op]
-        behind = dict.fromkeys(op for op in waits if op is not primary)
-        op = self._progress.submit(command, behind, chain=step.chain, primary=primary, priority=priority)
+        after = dict.fromkeys(op for op in waits if op is not primary)
+        op = self._progress.submit(command, after, chain=step.chain, primary=primary, priority=priority)
         if isinstance(command, Record):
             command.event.op, command.event.captured = op, None
         return op

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host memory of a process that is not in the machine's own operating-system process.
 
-A driver call carries the contents of the host memory that it uses. A graph copies host memory when it runs, so that
-memory is requested from the process then; commands of graphs name it by its address in that process plus `FOREIGN`.
-Neither process has memory at the resulting address.
+A driver call carries the contents of the host memory that it uses. But a graph copies host memory when it runs, and
+only then are the contents requested from the process. Commands of graphs name such memory by its address in that
+process plus `FOREIGN`. Neither process has memory at the resulting address.
 """
 
 from __future__ import annotations

@@ -78,9 +78,9 @@ class Node(Object):
 
     command     its command; None for an empty node and for a child graph
     child       the child graph, which belongs to the node
-    origin      the node of which this node is a clone
+    origin      for a node of a cloned graph: the node that it copies
     given       for memory operations: the CUstreamBatchMemOpParams of the call, as bytes
-    lent        the memory of the parameters that calls have returned pointers to
+    lent        buffers into which driver calls have returned pointers; the node keeps them alive
     """
 
     graph: Graph
@@ -133,7 +133,7 @@ class Graph(Object):
         del before.dependents[after], after.dependencies[before]
 
     def add(self, node: Node, after: Mapping[Node, Edge]) -> Node:
-        """Make a new node of this graph wait for others."""
+        """Add edges to a new node of this graph, so that it waits for the nodes in `after`. Return the node."""
         for before, edge in after.items():
             self.connect(before, node, edge)
         return node
@@ -171,7 +171,7 @@ class Graph(Object):
         return any(isinstance(item, Node) and isinstance(item.command, Allocate | Free) for item in self.everything())
 
     def order(self) -> list[Node]:
-        """The nodes in an order in which each comes after its dependencies. Raises Cycle."""
+        """The nodes in an order in which each comes after its dependencies. Raises Cycle if edges form a cycle."""
         waits = {node: len(node.dependencies) for node in self.nodes}
         ready = [(node.number, node) for node, count in waits.items() if not count]
         found = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that graphs allocate. Its address is the same in all launches, and holds memory only while it is allocated.
+"""Memory that graphs allocate. An allocation has the same address in all launches of its graph.
 
 Address, use and device memory have different lifetimes:
 
@@ -95,7 +95,8 @@ class GraphMemories:
         try:
             base = process.machine.window.hold(nbytes)
         except WindowError as error:
-            raise process.memory.full(device, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
+            why = f"{error}: set DRVFUSE_EMU_WINDOW_GIB to a larger number"
+            raise process.memory.full(device, nbytes, why) from None
         memory.allocation = process.memory.add(Allocation(base, nbytes, device, graph=memory))
         self._memories[memory] = None
         return memory
@@ -143,7 +144,7 @@ class GraphMemories:
         reserve.reserved = reserve.used
 
     def occupy(self, memory: GraphMemory) -> None:
-        """Called when the allocation node runs: put memory at the address."""
+        """Put memory at the address. Called when the allocation node runs."""
         allocation, window = memory.allocation, self._process.machine.window
         assert allocation.device is not None
         if not window.index.covers(allocation.base, 1):
@@ -159,7 +160,9 @@ class GraphMemories:
         self.sweep()
 
     def abandon(self, owner: Graph) -> None:
-        """Called when the graph `owner` and its nodes are destroyed."""
+        """Mark the memory that `owner` allocates as abandoned, count the free nodes of `owner` no longer, and drop
+        memory that nothing uses any more. Called when the graph `owner` is destroyed.
+        """
         for memory in self._memories:
             memory.abandoned = memory.abandoned or memory.owner is owner
             memory.freed_in.discard(owner)
@@ -174,7 +177,7 @@ class GraphMemories:
                 del self._memories[memory]
 
     def clear(self) -> None:
-        """Called when the process ends: release all device memory. ProcessMemory releases the addresses."""
+        """Release all device memory. Called when the process ends. ProcessMemory releases the addresses."""
         for reserve, device in zip(self._reserves, self._process.machine.devices, strict=True):
             device.used -= reserve.reserved
             reserve.reserved = reserve.used = 0

@@ -68,7 +68,7 @@ class Heap:
         self._window.free(address)
 
     def close(self) -> None:
-        """Called when the context is destroyed: free all memory."""
+        """Free all memory. Called when the context is destroyed."""
         for address in list(self._live):
             self._free(address)
 

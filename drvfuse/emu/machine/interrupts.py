@@ -45,7 +45,8 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 class held:
-    """Context manager that holds SIGINT back until the end of the block. Of nested blocks, the outermost one counts.
+    """Context manager that holds SIGINT back until the end of the `with` statement; if `with` statements are nested,
+    until the end of the outermost one.
 
     If there is a `watcher`, it is called when SIGINT comes, and only the first SIGINT is held back.
     """
@@ -83,7 +84,8 @@ class held:
 
 @contextlib.contextmanager
 def taken() -> Iterator[None]:
-    """Context manager for a block in which SIGINT takes effect at once, so an interrupt may end the block anywhere."""
+    """Context manager: in the body of the `with` statement, SIGINT takes effect at once, and may end the body
+    anywhere."""
     global _open
     if _handler is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -100,8 +102,9 @@ def taken() -> Iterator[None]:
 
 @contextlib.contextmanager
 def native() -> Iterator[None]:
-    """Context manager for native code, which may call Python code where a handler must not raise. SIGINT takes effect
-    after the block; native code that checks `pending` ends soon.
+    """Context manager for a call of native code. The native code may call Python code in which a handler must not raise
+    an exception, so SIGINT takes effect only after the body of the `with` statement. Native code that checks `pending`
+    ends early.
     """
     global _native
     if threading.current_thread() is not threading.main_thread():
@@ -130,7 +133,7 @@ def interrupt(thread: int) -> None:
 
 
 def forget(thread: int) -> None:
-    """Drop an interrupt of a thread, as the call for which it was meant has ended."""
+    """Drop the pending interrupt of a thread. Called when the call that it should interrupt has ended."""
     _interrupted.discard(thread)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Kernels:
-    """The kernels of a machine that run, and those that wait for room on a multiprocessor."""
+    """The kernels of a machine that run (`running`), and those that wait for free multiprocessors (`crowded`)."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -24,8 +24,8 @@ class Kernels:
         self.crowded: list[Op] = []
 
     def place(self, op: Op, command: Launch) -> bool:
-        """Start a kernel with as many resident blocks as the SMs of its device have room for. False if no cluster fits
-        (without clusters: no block) or, for a cooperative kernel, not all blocks.
+        """Start a kernel with as many resident blocks as fit on the multiprocessors of its device. Returns False if not
+        even one cluster fits (without clusters: one block) or, for a cooperative kernel, if not all blocks fit.
 
         Raises WindowError if the window has no room for the memory of its blocks.
         """
@@ -60,9 +60,9 @@ class Kernels:
         return True
 
     def make_room(self) -> list[Op]:
-        """Called when blocks have ended: let more blocks of running kernels become resident.
+        """Let more blocks of running kernels become resident. Called when blocks may have ended.
 
-        Returns the kernels of which no block could become resident yet; the caller places them again.
+        Empties `crowded` and returns its kernels, which the caller places again.
         """
         for op in self.running:
             command = op.command
@@ -76,7 +76,7 @@ class Kernels:
         return again
 
     def standstill(self, kind: str, headline: str, waits: Sequence[str]) -> reports.Report:
-        """The report of running kernels of which none can continue. `waits` describe the values in memory for which
+        """The report that all running kernels have stopped, and where. `waits` describe the values in memory for which
         streams wait.
         """
         machine = self.machine
@@ -102,7 +102,7 @@ class Kernels:
 
 
 def _named(op: Op) -> tuple[str, int]:
-    """(name of a kernel, with its process if there are several; its device)."""
+    """(name, device) of a kernel. If the machine has several processes, the name includes the process."""
     assert isinstance(op.command, Launch)
     name, context = op.command.function.name, op.command.context
     process = context.process.title

@@ -18,7 +18,7 @@ _KEPT = 64 << 20  # larger pieces are freed when they are given back
 class LaunchMemory:
     """Pieces of memory that launches borrow. Pieces that were given back are kept, by size, and lent again.
 
-    Memory for frames is host memory; all other memory is in the window.
+    Memory of the kind NONE, such as the frames of threads, is ordinary host memory. All other memory is in the window.
     """
 
     def __init__(self, window: Window) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A link in progress: its modules, and the image that it produces."""
+"""The linker of a program (cuLinkCreate): the modules that were added to it, and the image that it produces."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .objects import Object
 
 @dataclass(eq=False)
 class Link(Object):
-    """A link in progress. `log` is the buffer for its errors; `image` is the result and lives as long as the
-    link.
+    """The state of a linker (CUlinkState). `units` are the modules that were added, and `log` is the buffer for its
+    errors. `image` is the result, which lives as long as this object.
     """
 
     log: Any

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 
 class MachineLock:
-    """The lock of a machine. A thread that waits for work lets threads that want to queue work have the lock.
+    """The lock of a machine. A thread that waits for queued work to end passes the lock to threads that want to queue
+    work.
 
-    `order` records which thread gets the lock or, in a repeated run, decides that. A driver call takes the lock by
-    `with lock:`, and then calls `lock.called(process, what)`.
+    `order` records which thread gets the lock or, in a repeated run, chooses that thread. A driver call takes the lock
+    by `with lock:`, and then calls `lock.called(process, what)`.
     """
 
     def __init__(self) -> None:
@@ -52,20 +53,22 @@ class MachineLock:
         self._condition.release()
 
     def called(self, process: Process, what: str) -> None:
-        """Called by a thread that has got the lock for a call of a process. In a repeated run it waits for its turn."""
+        """Note which call holds the lock. In a repeated run, wait until the recorded order has this call. Called by a
+        thread that has got the lock for a call of a process.
+        """
         self._caller, self.call = process, what
         if self.order is not None:
             self.order.called(process, what)
             self._caller, self.call = process, what
 
     def choose(self, kind: str, value: int) -> int:
-        """The value of a choice that depends on wall-clock time; 0 is the usual value. Returns `value` or, in a
-        repeated run, the recorded value.
+        """Make a choice that depends on wall-clock time: return `value` or, in a repeated run, the recorded value. 0 is
+        the default, which needs no line in a record. `kind` names the choice in records.
         """
         return value if self.order is None else self.order.choose(kind, int(value))
 
     def changed(self) -> None:
-        """Called when an operation was queued or has ended: wake the threads that wait."""
+        """Wake the threads that wait. Called when an operation was queued or has ended."""
         self.changes += 1
         self._condition.notify_all()
 
@@ -93,7 +96,7 @@ class MachineLock:
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
-        """Release the lock inside the block."""
+        """Context manager: release the lock for the body of the `with` statement, and take it again afterwards."""
         with self._lent():
             if self.order is not None:
                 self._condition.notify_all()
@@ -105,7 +108,9 @@ class MachineLock:
 
     @contextlib.contextmanager
     def _lent(self) -> Iterator[None]:
-        """Let other threads have the lock inside the block. The calling thread has it again after the block."""
+        """Context manager: let other threads have the lock during the body of the `with` statement. After the body, the
+        calling thread has the lock again.
+        """
         caller, call = self._caller, self.call
         if self.order is not None:
             self._condition.notify_all()

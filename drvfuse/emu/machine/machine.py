@@ -56,8 +56,8 @@ _ARCHES = {
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """A kernel that has ended, completed or not, with its counts. `process` is the name of its process if the machine
-    has several.
+    """A kernel that has ended, with or without an error, and its counts. `process` is the name of its process if the
+    machine has several processes.
     """
 
     kernel: str
@@ -94,12 +94,12 @@ class Machine:
               order that hardware gives beyond the PTX memory model, with "strict" it does not (`native/race.cuh`)
     peers     which pairs of devices can reach each other: None or True = all, False = none, a matrix, or a function
               `f(from, to) -> bool`
-    sm_count  multiprocessors per device, which limit the number of resident blocks
+    sm_count  the number of multiprocessors per device, which limits how many blocks are resident
     memory_bytes  device memory per device
     check_initialised  a kernel that reads memory which was never written is a fault; without it, the memory reads as 0
     delay_stores  a kernel's stores reach other blocks, devices and the host late, at a moment that the seed decides,
-              unless a release or fence of sufficient scope covers them before. So a missing release or fence gives
-              wrong results with some seeds. Loads are never stale, so a missing acquire does not.
+              unless a release or fence of sufficient scope makes them visible earlier. So a missing release or fence
+              gives wrong results with some seeds. Loads are never stale, so a missing acquire does not.
     record    a file to which the order of the calls of all processes and threads is written (`machine/order.py`)
     replay    a file of `record`: calls are made in the recorded order, so that the run is repeated step for step. A
               call that does not match the record raises `Diverged`
@@ -216,7 +216,8 @@ class Machine:
 
     def process(self, name: str | None = None) -> Process:
         """Make one more process that uses this machine. `name` distinguishes it in reports and records. It has at least
-        one character, all printable, and no other live process may have it. None makes a name of the process's number.
+        one character, all printable, and no other live process may have it. With None, the name is the process's
+        number.
         """
         self.require_open()
         with interrupts.held(), self.lock:
@@ -261,7 +262,9 @@ class Machine:
     def inject(
         self, function: str, code: Any, *, device: int | None = None, after: int = 0, times: int = 1
     ) -> Injected:
-        """Does what `Process.inject` does, for the machine's own process."""
+        """Make a driver function fail, for tests, in the machine's own process. The arguments are those of
+        `Process.inject`.
+        """
         return self.own.inject(function, code, device=device, after=after, times=times)
 
     def held(self) -> dict[str, int]:
@@ -281,7 +284,7 @@ class Machine:
         log.log(logging.INFO if report.kind == "race" else logging.WARNING, "%s", report.brief())
 
     def finding(self, device: int) -> Report | None:
-        """The report that ended the work on a device. None if no context on the device is lost."""
+        """The report of the fault that ended the work on a device. None if no context on the device has had a fault."""
         found = (process.finding(device) for process in self.processes)
         return next((finding for finding in found if finding is not None), None)
 
@@ -316,7 +319,7 @@ class Machine:
         return self._reachable[source.index][target.index]
 
     def resident_blocks(self, launch: Launch) -> int:
-        """The number of blocks of a launch that an otherwise empty device holds."""
+        """How many blocks of a launch can be resident on a device on which nothing else runs."""
         each = residency.blocks_per_sm(self.limits, launch.function, launch.threads, launch.smem)
         return residency.clusters(self.sm_count, each, launch.cluster_blocks) * launch.cluster_blocks
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Mappables:
-    """The memory of cuMemCreate and the multicast objects of a machine. Each lives as long as it has holders:
-    handles with references, mappings and descriptors; memory is held by binds too. The binds of a multicast object end
-    when it is destroyed.
+    """The memory of cuMemCreate and the multicast objects of a machine. Each lives as long as it has holders: handles
+    with references, mappings and descriptors. The holders of memory include binds to multicast objects. The binds of a
+    multicast object end when it is destroyed.
     """
 
     def __init__(self, machine: Machine) -> None:

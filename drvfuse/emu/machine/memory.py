@@ -44,7 +44,7 @@ class ProcessMemory:
         self._starts: list[int] = []
         self._live: dict[int, Allocation] = {}
 
-    # Finding ---------------------------------------------------------------------------------------------------------
+    # Look-ups by address ---------------------------------------------------------------------------------------------
 
     def find(self, address: int) -> Allocation | None:
         """The live allocation that holds an address."""
@@ -89,7 +89,7 @@ class ProcessMemory:
                 found.append(self._live[base])
         return found
 
-    # What there is ---------------------------------------------------------------------------------------------------
+    # All allocations -------------------------------------------------------------------------------------------------
 
     def held(self) -> dict[str, int]:
         """The numbers of live allocations and mappings, by kind."""
@@ -104,7 +104,7 @@ class ProcessMemory:
         """The live allocations, in the order in which they were made."""
         return self._live.values()
 
-    # Making and dropping ---------------------------------------------------------------------------------------------
+    # Allocating and freeing ------------------------------------------------------------------------------------------
 
     def add(self, allocation: Allocation) -> Allocation:
         self._live[allocation.base] = allocation
@@ -129,7 +129,7 @@ class ProcessMemory:
         return exhausted.failure(self._process.machine, device, nbytes, why)
 
     def require(self, what: str, address: int, nbytes: int, user: Context, *, direct: bool = False) -> None:
-        """Raise Failure unless the whole range is live memory of the window to which the device of `user` has access.
+        """Raise Failure unless the whole range is live memory in the window and the device of `user` may access it.
 
         For memory of cuMemAlloc, access is needed only with `direct`; without it, the driver copies through the host.
         `what` begins the report's sentence.
@@ -194,7 +194,7 @@ class ProcessMemory:
         """
         if not any(a <= address and address + nbytes <= a + n for a, n in self._reserved.items()):
             raise ArgumentError(
-                "address", f"0x{address:x}", "inside one reservation of this process, with all its bytes"
+                "address", f"0x{address:x}", f"the start of {nbytes} bytes inside one reservation of this process"
             )
         item, table = handle.item, self._process.table
         if isinstance(item, Multicast):
@@ -213,7 +213,7 @@ class ProcessMemory:
         self._process.machine.mappables.let_go(mapping.mapped)
 
     def clear(self) -> None:
-        """Called when the process ends: free all memory and all reservations."""
+        """Free all memory and all reservations. Called when the process ends."""
         for allocation in list(self._live.values()):
             if allocation.mapped is not None:
                 self.unmap(allocation)
@@ -235,7 +235,7 @@ class ProcessMemory:
         try:
             base = self._window.host_alloc(nbytes, self._process.table)
         except WindowError as error:
-            raise self.full(None, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
+            raise self.full(None, nbytes, f"{error}: set DRVFUSE_EMU_WINDOW_GIB to a larger number") from None
         return self.add(Allocation(base, nbytes, None, context=context, host_flags=flags))
 
     def managed_alloc(self, context: Context, nbytes: int) -> Allocation:
@@ -255,7 +255,7 @@ class ProcessMemory:
                 base = self._window.map_host(nbytes, *file, self._process.table)
             except WindowError as error:
                 os.close(file.descriptor)
-                raise self.full(None, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
+                raise self.full(None, nbytes, f"{error}: set DRVFUSE_EMU_WINDOW_GIB to a larger number") from None
             memory.alias = Allocation(base, nbytes, None, context=context, host_flags=flags, host=address)
             self.add(memory.alias)
         self.add(memory)
@@ -331,12 +331,12 @@ class ProcessMemory:
             return self._window.alloc(nbytes, device.index, mask, mask, kind=kind, table=self._process.table)
         except WindowError as error:
             device.used -= nbytes
-            raise self.full(device, nbytes, f"{error} (DRVFUSE_EMU_WINDOW_GIB)") from None
+            raise self.full(device, nbytes, f"{error}: set DRVFUSE_EMU_WINDOW_GIB to a larger number") from None
 
     # Access ----------------------------------------------------------------------------------------------------------
 
     def reaching(self, owner: Context) -> int:
-        """The devices that have access to memory of cuMemAlloc of a context, as bits."""
+        """The devices that may access what `owner` has allocated with cuMemAlloc: bit d is set for device d."""
         contexts = [c for c in self._process.handles.values() if isinstance(c, Context) and owner in c.peers]
         return sum({1 << context.device.index for context in (owner, *contexts)})
 
@@ -361,7 +361,9 @@ class ProcessMemory:
             self._window.set_access(allocation.base, allocation.nbytes, *masks, self._process.table)
 
     def refresh_context(self, owner: Context) -> None:
-        """Called when the peers of a context have changed: update the access masks of its allocations."""
+        """Update the access masks of a context's allocations. Called when another context has gained or lost peer
+        access to the context.
+        """
         for allocation in self.owned(owner):
             self.refresh(allocation)
 

@@ -59,8 +59,8 @@ def add_device(proc: Process, item: Multicast, device: Device) -> None:
 
 
 def await_team(proc: Process, handle: Handle, item: Multicast, call: str) -> None:
-    """Wait until all devices were added to the object of a handle. Failure, with a report, if no thread is left that
-    could add one.
+    """Wait until all devices were added to the object of a handle. Raises Failure, with a report, if no thread is left
+    that could add a device.
 
     Other threads may call the driver during the wait, so the caller has to check its arguments again after it.
     """
@@ -103,7 +103,8 @@ def bind(proc: Process, item: Multicast, offset: int, source: Memory | Allocatio
         try:
             address = proc.machine.window.mappings.alias(nbytes, source.physical, at)
         except WindowError as error:
-            raise proc.memory.full(device, nbytes, str(error)) from None
+            why = f"{error}: set DRVFUSE_EMU_WINDOW_GIB to a larger number"
+            raise proc.memory.full(device, nbytes, why) from None
         proc.machine.mappables.hold(source)
     else:
         address = source.base + at

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects behind the handles of the emulated driver: devices, contexts, streams, events, pools, modules, functions.
+"""The objects that handles of the emulated driver name: devices, contexts, streams, events, pools, modules, functions.
 
 A handle is a number that is used only once in the life of the process. So the handle of a destroyed object, or of an
 object of another machine, is always invalid and never refers to a different object.
@@ -30,9 +30,7 @@ _chains = itertools.count(1)
 
 
 def new_chain() -> int:
-    """A number for a new chain of operations, each of which is ordered after the previous one: those of a stream, or of
-    a branch of a graph.
-    """
+    """A number for a new chain: operations of a stream, or of a branch of a graph, that run one after another."""
     return next(_chains)
 
 
@@ -134,8 +132,8 @@ class Stream(Object):
 
 @dataclass(eq=False)
 class Mark:
-    """The last record of an event, as a marker in a stream. Several processes may share it; `home` is the process that
-    exports it.
+    """The last record of an event: `op` is a marker in a stream. Several processes may share the Mark; `home` is the
+    process that exports the event.
     """
 
     op: Op | None = None
@@ -181,8 +179,8 @@ class Pool(Object):
     used_high: int = 0
     maximum: int = 0
     handle_types: int = 0
-    imported: bool = False  # whether the pool is `origin`, a pool of another process, whose memory can only be opened
-    origin: Pool | None = None
+    imported: bool = False  # whether another process owns the pool: its memory can be opened here, but not allocated
+    origin: Pool | None = None  # for an imported pool: the pool in the process that owns it
     destroyed: bool = False
 
 
@@ -237,9 +235,10 @@ class Function(Object):
 
 @dataclass(eq=False)
 class Mappable:
-    """An object that cuMemMap can map. `holders` counts its handles, mappings, binds and descriptors (`Mappables`).
+    """An object that cuMemMap can map, or a pool that is shared like one.
 
     handle_types  the CUmemAllocationHandleType bits with which it may be exported
+    holders       the number of its handles, mappings, binds and open file descriptors, which `Mappables` counts
     """
 
     nbytes: int
@@ -249,7 +248,7 @@ class Mappable:
 
 @dataclass(eq=False)
 class SharedPool(Mappable):
-    """A memory pool that was exported by descriptors."""
+    """A memory pool that was exported as a file descriptor."""
 
     pool: Pool
 
@@ -264,7 +263,7 @@ class Memory(Mappable):
 
 @dataclass(eq=False)
 class Handle(Object):
-    """The handle of one process for a Mappable, which lives at least as long as the handle has references."""
+    """The handle of one process for a Mappable. While the handle has references, it keeps the Mappable alive."""
 
     item: Mappable
     references: int = field(default=1, init=False)

@@ -3,16 +3,16 @@
 
 A run of a machine depends on its seed and on the sequence of calls under its lock. The machine does not decide two
 things itself: which thread gets the lock next, and choices that depend on wall-clock time (to give way to other
-threads, to advance virtual time). A record is a text file of these, in their order, one per line, with tabs between the
-words:
+threads, to advance virtual time). The default value of such a choice is 0. A record is a text file of these events, in
+their order, one per line, with tabs between the words:
 
     3  call  b  0  cuLaunchKernel    thread 0 of process b gets the lock for a call
     0  back  a  0                    thread 0 of process a gets it back in a call that waits
-    0  time  20000000                a choice other than the usual one, and its value
+    0  time  20000000                a choice with another value than 0, and the value
 
-The first number of a line is the number of usual choices since the previous line. Threads of a process are numbered in
-the order of their first calls. The first line of the file has the options of the machine, and a repeated run must have
-the same options. Actions of processes outside of calls, such as writing pinned memory, are not recorded.
+The first number of a line is the number of choices with the value 0 since the previous line. Threads of a process are
+numbered in the order of their first calls. The first line of the file has the options of the machine, and a repeated
+run must have the same options. Actions of processes outside of calls, such as writing pinned memory, are not recorded.
 """
 
 from __future__ import annotations
@@ -40,22 +40,24 @@ class Diverged(DrvfuseError):
 
 
 class Order(Protocol):
-    """What a machine's lock calls when a thread gets the lock and when a choice is made. The caller holds the lock."""
+    """What records the order of events of a run, or makes a run repeat a recorded order. A machine's lock calls it. The
+    calling thread holds the lock.
+    """
 
     def called(self, process: Process, what: str) -> None:
-        """The calling thread has got the lock for a call."""
+        """Record that the thread has got the lock for the call `what`, or wait until that is next in the record."""
 
     def back(self, process: Process) -> None:
-        """The calling thread has got the lock back."""
+        """Record that the thread has got the lock back, or wait until that is next in the record."""
 
     def choose(self, kind: str, value: int) -> int:
-        """The value of a choice, for which the machine proposes `value`; 0 is the usual value."""
+        """Record the value of a choice that depends on wall-clock time and return it, or return the recorded value."""
 
     def close(self) -> None: ...
 
 
 class Recorder:
-    """Writes a record."""
+    """Writes a record of the order of events to a file."""
 
     def __init__(self, path: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
         try:
@@ -129,7 +131,7 @@ class Replayer:
         self._lines = iter([(int(usual), kind, tuple(words)) for usual, kind, *words in whole])
         self._read, self._known = 1, dict[str, int]()
         self._failure: Diverged | None = None
-        self._usual = 0  # the number of choices with the usual value before the next line of the record
+        self._usual = 0  # how many choices with the value 0 the run still has to make before the event on `_line`
         self._line: _Line | None = None
         self._next()
 
@@ -151,7 +153,7 @@ class Replayer:
             self._line = None
             return value
         if self._line.kind != kind:
-            raise self._fail(f"this run makes the choice: {kind} {value}")
+            raise self._fail(f"the run has a choice of the machine there: {kind} {value}")
         chosen = int(self._line.words[0])
         self._next()
         return chosen
@@ -171,7 +173,7 @@ class Replayer:
             number = self._known.get(process.name, 0) if process.threads.number is None else process.threads.number
             words = process.name, str(number), *what
             if self._usual or self._line.kind not in ("call", "back"):
-                raise self._fail(f"{_Line(0, kind, words)}, where the record has a choice of the machine")
+                raise self._fail(f"{_Line(0, kind, words)} before the recorded choice of the machine")
             if (self._line.kind, self._line.words) == (kind, words):
                 if process.threads.number is None:
                     process.threads.number, self._known[process.name] = number, number + 1
@@ -182,7 +184,8 @@ class Replayer:
             if seen != self._line:
                 seen, since = self._line, time.monotonic()
             elif time.monotonic() > since + PATIENCE_S:
-                raise self._fail(f"no thread has done that for {PATIENCE_S:.0f} s, and {_Line(0, kind, words)}")
+                event = _Line(0, kind, words)
+                raise self._fail(f"no thread has done that for {PATIENCE_S:.0f} s; meanwhile, {event}")
             self._wait(0.05)
         if self._failure is not None:
             raise self._failure
@@ -190,7 +193,7 @@ class Replayer:
     def _fail(self, what: str) -> Diverged:
         """Return the error of a run that differs from the record, and keep it: every later call raises it too."""
         line = "nothing" if self._line is None else f"{self._line} (line {self._line.number})"
-        usual = f"{self._usual} usual choices and " if self._usual else ""
+        usual = f"{self._usual} choices of the machine with the value 0 and " if self._usual else ""
         there = f"the run differs from the record {self._path}: there {usual}{line} comes next"
         self._failure = Diverged(f"{there}; {what}")
         return self._failure

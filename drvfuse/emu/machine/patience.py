@@ -31,14 +31,17 @@ MOMENT_S = 0.02
 
 
 class Patience:
-    """Decides how long one driver call of `process` waits while nothing can move."""
+    """Decides how long one driver call of `process` waits while no work can proceed."""
 
     def __init__(self, process: Process) -> None:
         self._process, self._machine = process, process.machine
-        self._queued, self._since = -1, 0.0  # when nothing could move: the number of queued operations, and the time
+        # When the call last had to wait: how many operations had been queued in all, and when it began to wait.
+        self._queued, self._since = -1, 0.0
 
     def wait(self) -> bool:
-        """Wait for a moment in which other threads may make calls. False if there is no thread to wait for."""
+        """Wait MOMENT_S seconds, so that other threads can make calls. Returns False, without a wait, if no other
+        thread can change anything or their time is over.
+        """
         machine, now = self._machine, time.monotonic()
         if self._queued != machine.progress.submitted:
             self._queued, self._since = machine.progress.submitted, now
@@ -54,14 +57,18 @@ class Patience:
         return now >= self._since + GRACE_S and now >= self._since + self._host_wait()
 
     def _host_wait(self) -> float:
-        """The seconds that other threads have to write host memory which a kernel polls; 0 if no kernel polls any."""
+        """How many seconds the call waits for other threads to write host memory that a kernel polls. 0 if no kernel
+        polls host memory.
+        """
         machine = self._machine
         found = [machine.window.index.find(address) for address in machine.progress.polled()]
         return machine.host_wait if any(f is not None and f.kind is Kind.HOST for f in found) else 0.0
 
 
 def outside(machine: Machine) -> bool:
-    """True if there are several processes, and a live one is outside."""
+    """True if the machine has several processes, and a live one is outside: none of its threads is in a call that
+    cannot return yet.
+    """
     return machine.several and any(process.alive and not process.blocked for process in machine.processes)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process that uses a machine, with all that a driver keeps for each process of the operating system.
 
-A machine stands for the hardware: devices with their memory, the engine that runs kernels, the clock and the reports. A
+A machine emulates the hardware: devices with their memory, the engine that runs kernels, the clock and the reports. A
 process has its own handles, contexts (with their errors), streams, modules, pools, captures and allocations. An address
 belongs to one process; kernels, copies and calls of other processes have no access to it. Memory of cuMemCreate and
 multicast objects are passed between processes by descriptors only.
@@ -47,10 +47,10 @@ class Process:
     Its threads are the threads that call its driver; one thread may call the drivers of several processes. `close()`,
     or the end of a `with` block, ends the process.
 
-    Three functions act on the memory and the functions of the real process, which is this process of the operating
-    system unless they are replaced: `file_behind(address, nbytes)` is `host_files.behind`, `make_shared(address,
-    nbytes)` is `host_files.make_shared`, and `call_host(function, *arguments)` calls a host function, without the
-    machine's lock.
+    Three attributes are functions that reach host memory and host functions: `file_behind(address, nbytes)` is
+    `host_files.behind`, `make_shared(address, nbytes)` is `host_files.make_shared`, and `call_host(function,
+    *arguments)` calls a host function, without the machine's lock. By default they act on this process of the operating
+    system; for a client in another one, they are replaced.
     """
 
     def __init__(self, machine: Machine, number: int, name: str, table: AccessTable) -> None:
@@ -100,8 +100,8 @@ class Process:
 
     @contextlib.contextmanager
     def blocking(self, done: Callable[[], bool]) -> Iterator[None]:
-        """Context manager for a block in which the calling thread waits, in a call of this process, until `done()` is
-        true.
+        """Context manager: in the body of the `with` statement, the calling thread waits, in a call of this process,
+        until `done()` is true.
         """
         ident = threading.get_ident()
         self._blocked[ident] = done
@@ -117,8 +117,8 @@ class Process:
 
     def close(self) -> None:
         """End the process: its running and queued work ends, and its contexts, objects and addresses are released.
-        Memory and multicast objects that other processes have imported stay for these. Its driver returns
-        CUDA_ERROR_DEINITIALIZED from now on, also from calls that wait. Idempotent.
+        Memory and multicast objects that other processes have imported stay valid in those processes. The driver of
+        this process returns CUDA_ERROR_DEINITIALIZED from now on, also from calls that wait. Idempotent.
         """
         machine = self.machine
         with interrupts.held(), machine.lock:
@@ -157,7 +157,7 @@ class Process:
 
     @property
     def launches(self) -> deque[LaunchRecord]:
-        """The last kernels of all processes of the machine that have ended."""
+        """Records of the kernels that ended last, of all processes of the machine."""
         return self.machine.launches
 
     def counters(self) -> Summary:
@@ -168,7 +168,7 @@ class Process:
         return self.machine.clock()
 
     def declare_polled(self, memory: Memory | SupportsInt, nbytes: int | None = None) -> None:
-        """Does what `Machine.declare_polled` does."""
+        """Report no races in a range until it is freed (see `Machine.declare_polled`)."""
         machine, given = self.machine, cast(Any, memory)
         machine.require_open()
         try:
@@ -188,7 +188,9 @@ class Process:
                 machine.detector.polled(address, nbytes)
 
     def held(self) -> dict[str, int]:
-        """Returns what `Machine.held` returns, for all processes together."""
+        """The numbers of live allocations of all processes of the machine together, as `Machine.held` describes
+        them.
+        """
         machine = self.machine
         with machine.lock:
             machine.lock.called(self, "held")
@@ -219,7 +221,7 @@ class Process:
         return rule
 
     def finding(self, device: int) -> Report | None:
-        """The report that ended the work of this process on a device. None if no context on the device is lost."""
+        """The report of the fault that ended the work of this process on a device. None if there was no fault."""
         found = (context.finding for context in self.contexts() if context.device.index == device)
         return next((finding for finding in found if finding is not None), None)
 
@@ -246,7 +248,7 @@ class Process:
             del self.orphans[next(iter(self.orphans))]
 
     def get(self, value: Any, kind: type[O], code: Any = R.CUDA_ERROR_INVALID_HANDLE) -> O:
-        """The object of a handle. Failure(code) if the handle is not that of a live object of this kind."""
+        """The object of a handle. Raises Failure(code) if the handle does not name a live object of this kind."""
         number = 0 if value is None else int(value)
         item = self.handles.get(number)
         if isinstance(item, kind):
@@ -269,7 +271,7 @@ class Process:
         return self.machine.devices[index]
 
     def tenancy(self, device: Device) -> Tenancy:
-        """The contexts and pools that every process has on a device."""
+        """The primary context and the pools of this process on a device."""
         return self._tenancies[device.index]
 
     def contexts(self) -> list[Context]:

@@ -56,18 +56,18 @@ class Progress:
     def enqueue(self, stream: Stream, command: Command) -> Op:
         """Queue a command after the operations for which its stream has to wait. Not for a captured stream."""
         context = stream.context
-        after = self._behind(stream.tail)
+        after = self._to_wait_for(stream.tail)
         last = stream.last
         ordered: list[Op] = []
         if stream.is_legacy:
-            ordered = self._behind(op for other in context.streams if other.blocking for op in other.tail)
+            ordered = self._to_wait_for(op for other in context.streams if other.blocking for op in other.tail)
         elif stream.blocking:
-            ordered = self._behind(context.legacy.tail)
+            ordered = self._to_wait_for(context.legacy.tail)
         overlaps = False
         if isinstance(command, Launch) and command.programmatic and last is not None:
             # The race detector's result must not depend on whether `last` has ended already.
-            behind = not last.done or (self.detector is not None and all_done(after))
-            overlaps = isinstance(last.command, Launch) and behind and all_done(ordered)
+            waits = not last.done or (self.detector is not None and all_done(after))
+            overlaps = isinstance(last.command, Launch) and waits and all_done(ordered)
         if overlaps:
             op = self.submit(command, ordered, chain=stream.chain, primary=last, priority=stream.priority)
             stream.tail = [*after, op]
@@ -86,7 +86,7 @@ class Progress:
         stream.tail, stream.last = [start, *ops], None
         return ops
 
-    def _behind(self, ops: Iterable[Op]) -> list[Op]:
+    def _to_wait_for(self, ops: Iterable[Op]) -> list[Op]:
         """Those of `ops` for which a later operation has to wait. With the race detector, these include operations that
         have ended.
         """
@@ -96,7 +96,7 @@ class Progress:
             (done if op.done else live).append(op)
         if self.detector is None:
             return live
-        if len(done) > 1:  # one new operation stands for all operations that have ended
+        if len(done) > 1:  # one new operation replaces all operations that have ended
             one = Op(done[0].command, done[0].order, done[0].number)
             one.done = True
             one.started = one.known = self.detector.together(done)
@@ -166,7 +166,7 @@ class Progress:
         return any(wait.proceed(self.machine) for _, wait in self._waits())
 
     def step(self) -> bool:
-        """Start the ready operations, and let the engine run for a moment. False if nothing could move."""
+        """Start the ready operations, and let the engine run for a moment. Returns False if no work could proceed."""
         awaiting, self._awaiting = self._awaiting, []
         for op in (*self._kernels.make_room(), *awaiting):
             self._backlog.ready(op)
@@ -182,7 +182,8 @@ class Progress:
                 if op in self._kernels.running:  # else the fault of another kernel has ended it
                     moved = self._settle(op) or moved
         moved = self._start_ready() or moved
-        while not moved and self._backlog.let_go():  # a released operation may have to wait for a value, or for room
+        # A loop, because an operation that is let go may not start: it may wait for a value, or for multiprocessors.
+        while not moved and self._backlog.let_go():
             moved = self._start_ready()
         self._findings.report_races()
         return moved
@@ -218,7 +219,7 @@ class Progress:
         return True
 
     def _run(self, op: Op, command: Command) -> bool:
-        """Run an operation that is neither a kernel nor a host function. False if it has to wait for a value."""
+        """Run an operation that is neither a kernel nor a host function. Returns False if it must wait for a value."""
         refusal = queued.refusal(command, op.allocations)
         if refusal is None:
             if self.detector is not None:
@@ -242,7 +243,7 @@ class Progress:
         return True
 
     def _proceed(self, op: Op, command: ValueOps) -> bool:
-        """Continue an operation's writes and waits for values. False if it has to wait for a value."""
+        """Continue the writes and waits of an operation (`ValueOps`). Returns False if it must wait for a value."""
         for one in command.operations[op.at :]:
             if not one.proceed(self.machine):
                 return False
@@ -253,7 +254,7 @@ class Progress:
         return True
 
     def _place(self, op: Op, command: Launch) -> bool:
-        """Start a kernel. False if no SM has room for it."""
+        """Start a kernel, or end it with an error. Returns False if the multiprocessors have no room for it yet."""
         try:
             return self._kernels.place(op, command)
         except WindowError as error:
@@ -266,7 +267,7 @@ class Progress:
             return True
 
     def _settle(self, op: Op) -> bool:
-        """Take over the result of a launch from the engine. True if the launch has ended."""
+        """Handle the fault or the end of a launch, if there was one. Returns True if the launch has ended."""
         if not op.launch.running:
             op.launch.settle()  # an interrupt may have prevented this when the launch ended
         if op.launch.fault is not None:
@@ -312,8 +313,8 @@ class Progress:
 
     @contextlib.contextmanager
     def outside(self, process: Process) -> Iterator[None]:
-        """Context manager for a block in which the calling thread runs host code of a process, without the machine's
-        lock.
+        """Context manager: in the body of the `with` statement, the calling thread runs host code of a process, without
+        the machine's lock.
         """
         machine = self.machine
         self.in_host_function += 1
@@ -325,20 +326,22 @@ class Progress:
             machine.lock.changed()
 
     def deadlock(self) -> None:
-        """Called when no work can proceed: end all running kernels, and all waits for values."""
+        """End all running kernels, and all waits for values, with a deadlock report. Called when no work can
+        proceed.
+        """
         if not self._kernels.running and not self._awaiting:
             raise AssertionError(f"{self._pending} operations wait for one another")
         self._give_up("deadlock", "nothing can go on")
 
     def interrupted(self, process: Process) -> None:
-        """Called after Ctrl-C in a wait of a process: end its running kernels, as one of them may never end."""
+        """End the running kernels of a process, as one of them may never end. Called after Ctrl-C in a wait of it."""
         for op in list(self._kernels.running):
             self._settle(op)
         self._give_up("interrupted", "Ctrl-C ended what ran", process)
 
     def _give_up(self, kind: str, headline: str, process: Process | None = None) -> None:
-        """End the running kernels of a process, or of all, and their waits for values, with a report of where they
-        are.
+        """End the running kernels and the waits for values of a process, or of all processes if `process` is None. The
+        report says where each kernel and each wait was.
         """
         contexts = {op.command.context for op in (*self._kernels.running, *self._awaiting)}
         if process is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks before a queued copy or fill runs: the allocations at its addresses must be those of the time of the call."""
+"""Checks before a queued copy or fill runs: its addresses must hold the same allocations as when it was queued."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ PORTABLE_CLUSTER = 8
 MAX_CLUSTER = 16
 """The most blocks of a cluster, without and with CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED."""
 _GPCS = (18, 18, 18, 18, 18, 18, 16, 8)
-"""The multiprocessors of each GPC of a device with 132 multiprocessors. With these numbers, 66, 30, 15 and 7 clusters
-of 2, 4, 8 and 16 blocks are resident if each block fills a multiprocessor, as was measured on an H200. A smaller device
-has the first of these GPCs, a larger one repeats them.
+"""How many multiprocessors each GPC of a device with 132 multiprocessors has. With these numbers, 66, 30, 15 and 7
+clusters of 2, 4, 8 and 16 blocks are resident if each block fills a multiprocessor, as was measured on an H200. For
+another number of multiprocessors, a device has as many of these GPCs as it needs, from the first on and repeatedly.
 """
 
 

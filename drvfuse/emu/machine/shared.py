@@ -22,8 +22,8 @@ Item = TypeVar("Item")
 
 
 class Export:
-    """Memory that other processes may open: `allocation` is that of the owner, and `home` is the owner's ProcessMemory.
-    `views` are the allocations of processes that have opened it, each with its ProcessMemory.
+    """Memory that other processes may open. `home` is the ProcessMemory of the process that owns it, and `allocation`
+    the owner's Allocation. `views` has (ProcessMemory, Allocation) of each process that has opened the memory.
     """
 
     def __init__(self, home: ProcessMemory, allocation: Allocation) -> None:
@@ -36,7 +36,7 @@ class Export:
 
 
 class Shared:
-    """The handles of one machine. A handle does not keep its object alive."""
+    """The IPC handles of one machine. A handle does not keep its object alive."""
 
     def __init__(self) -> None:
         self._mark = b"drvfuse " + os.urandom(16)

@@ -30,7 +30,7 @@ class Threads(threading.local):
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Context manager for a block in which the calling thread waits and queues nothing."""
+        """Context manager: in the body of the `with` statement, the calling thread waits and queues nothing."""
         self._waiting.add(threading.get_ident())
         try:
             yield
@@ -39,8 +39,8 @@ class Threads(threading.local):
 
     @contextlib.contextmanager
     def host_function(self) -> Iterator[None]:
-        """Context manager for a block in which the calling thread runs a host function, which may not call the
-        driver.
+        """Context manager: in the body of the `with` statement, the calling thread runs a host function, which may not
+        call the driver.
         """
         self.in_host_function = True
         try:

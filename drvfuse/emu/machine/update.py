@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Updates of executable graphs by graphs of the same shape.
 
-Nodes and steps are paired as the driver's documentation says. First, the nodes for which no other node waits are paired
-in the order in which they were added. Then the dependencies of each pair are paired in the order in which their edges
-were made. The executable takes over the commands only if all nodes are paired and each pair allows it, so an update
-that fails changes nothing.
+The nodes of the graph are paired with the steps of the executable graph as the driver's documentation says. First, the
+nodes for which no other node waits are paired, in the order in which they were added. Then, for each pair, the nodes
+for which the two of it wait are paired, in the order in which the edges were made. The steps take the commands of their
+nodes only if all nodes are paired and each pair allows it, so an update that fails changes nothing.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ ATTRIBUTES = _RESULT.CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED
 
 
 class Unfit(Exception):
-    """An executable cannot be updated. `result` is the CUgraphExecUpdateResult, `why` is the reason in words, and
-    `node` and `before` are the nodes of the graph that it concerns.
+    """An executable graph cannot be updated. `result` is the CUgraphExecUpdateResult, and `why` is the reason in words.
+    `node` is the node of the graph that the reason concerns. If it concerns an edge, `before` is the node at its start.
     """
 
     def __init__(self, result: Any, why: str, node: Node | None = None, before: Node | None = None) -> None:
@@ -41,7 +41,9 @@ class Unfit(Exception):
 
 
 def update(executable: GraphExec, plan: Plan, graph: Graph) -> None:
-    """Give a plan of an executable the commands of a graph. Raises Unfit."""
+    """Replace the commands in a plan of an executable graph by those of `graph`. Raises Unfit if that is not
+    possible.
+    """
     pairs = list(_pairs(plan, graph))
     for step, node in pairs:
         _fits(executable, step, node)
@@ -59,7 +61,7 @@ def _pairs(plan: Plan, graph: Graph) -> Iterator[tuple[Step, Node]]:
     steps = sorted((step for step in plan.steps.values() if step.last), key=lambda step: step.node.number)
     nodes = [node for node in graph.nodes if not node.dependents]
     if len(nodes) > len(steps):
-        why = f"the graph has {len(nodes)} nodes that no other waits for, and the executable {len(steps)}"
+        why = f"the graph has {len(nodes)} nodes for which no other node waits, and the executable {len(steps)}"
         raise Unfit(TOPOLOGY, why, nodes[-1])
     paired = dict(zip(nodes, steps, strict=False))
     taken = set(steps[: len(nodes)])
@@ -93,7 +95,7 @@ def _pairs(plan: Plan, graph: Graph) -> Iterator[tuple[Step, Node]]:
 def _fits(executable: GraphExec, step: Step, node: Node) -> None:
     """Raise Unfit if the command of a node cannot replace that of a step."""
     if step.node.kind != node.kind:
-        raise Unfit(KIND, f"a node is {node.kind.name}, and in the executable {step.node.kind.name}", node)
+        raise Unfit(KIND, f"a node has the type {node.kind.name}, in the executable {step.node.kind.name}", node)
     if isinstance(node.command, Allocate | Free) and node.command is not step.command:
         raise Unfit(NOT_SUPPORTED, "allocation and free nodes cannot be updated", node)
     why = refusal(executable, step.command, node.command)
@@ -110,7 +112,7 @@ def refusal(executable: GraphExec, was: Command | None, now: Command | None) -> 
         if was.context is not now.context:
             return FUNCTION, "the function of a kernel node has another context than in the executable"
         if was.cooperative != now.cooperative:
-            return ATTRIBUTES, "a kernel node is cooperative in one of the graph and the executable alone"
+            return ATTRIBUTES, "a kernel node is cooperative in the graph or in the executable, but not in both"
         if executable.flags & NODE_PRIORITY and was.priority != now.priority:
             return ATTRIBUTES, "the priority of a kernel node has changed"
     elif isinstance(was, Fill) and isinstance(now, Fill):

@@ -76,7 +76,9 @@ class WaitValue:
 
 @dataclass(frozen=True, eq=False)
 class ValueOps(Command):
-    """Writes and waits, executed one after another. A memory barrier between two of them would have no effect."""
+    """A command of writes and waits, executed one after another. A memory barrier between two of them would have no
+    effect.
+    """
 
     operations: tuple[WriteValue | WaitValue, ...]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The waits of driver calls. They drive the progress of a machine, and advance the clock if nothing can move
+"""The waits of driver calls. They make the work of a machine proceed, and advance the clock if it cannot proceed
 otherwise.
 """
 
@@ -31,7 +31,8 @@ class Waits:
         self._machine, self._progress = machine, machine.progress
         self._idle_queries = (0, 0)
         self._wall_time = WallTime(machine.lock, lambda ns, resumes: machine.engine.pass_time(ns, resumes))
-        self._rest, self._rest_until = -1, 0.0  # `lock.changes` when nothing could move, and when to try again
+        # `lock.changes` after the last step in which no work could proceed, and the time of the next attempt.
+        self._rest, self._rest_until = -1, 0.0
 
     def wait(self, ops: Iterable[Op], process: Process | None = None) -> None:
         """Run until these operations are done. Operations that can never be done are ended with a deadlock report.
@@ -64,7 +65,7 @@ class Waits:
             moved = self._step()
             count = self._idle_queries[1] + 1 if self._idle_queries[0] == submitted and not moved else 0
             if count == IDLE_QUERIES:
-                # If time advances, `count` becomes one less, so that the next idle query advances it again.
+                # If time advances, `count` is decremented, so that the next query without progress advances time again.
                 count -= self._let_time_go(waited[0].command.context.process)
             self._idle_queries = (submitted, count)
         if not all(op.done for op in waited):
@@ -73,7 +74,7 @@ class Waits:
         return True
 
     def drain(self, process: Process) -> None:
-        """Run until nothing can move without the host or the clock. Raises Failure if the process is closed during
+        """Run until no work can proceed without the host or the clock. Raises Failure if the process is closed during
         this.
         """
         while self._step():
@@ -82,7 +83,7 @@ class Waits:
                 raise Failure(R.CUDA_ERROR_DEINITIALIZED)
 
     def pass_time(self) -> None:
-        """Called when no work can proceed: advance virtual time with wall-clock time."""
+        """Advance virtual time with wall-clock time. Called when no work can proceed."""
         if self._progress.running:
             with interrupts.taken():
                 moved = self._wall_time.go()
@@ -106,7 +107,7 @@ class Waits:
             lock.give_way()
 
     def _try_step(self) -> bool:
-        """`_step`, unless another thread has just found that nothing can move."""
+        """Do what `_step` does, unless another thread has just found that no work can proceed: then return False."""
         lock = self._machine.lock
         if self._machine.several:
             resting = self._rest == lock.changes and time.monotonic() < self._rest_until and not self._progress.wakes()
@@ -115,7 +116,7 @@ class Waits:
         return self._step()
 
     def _step(self) -> bool:
-        """Let the machine run for a moment. False if nothing could move."""
+        """Let the machine run for a moment. Returns False if no work could proceed."""
         begun = time.monotonic()
         if self._progress.step():
             self._wall_time.stop()
@@ -125,7 +126,7 @@ class Waits:
         return False
 
     def _advance_clock(self) -> bool:
-        """Advance virtual time. False if that changes nothing."""
+        """Advance virtual time. Returns False if no thread could continue after that."""
         if not self._progress.running:
             return False
         self._rest_until = 0.0
@@ -133,7 +134,7 @@ class Waits:
             return self._machine.engine.advance_clock()
 
     def _let_time_go(self, process: Process) -> bool:
-        """Advance virtual time for a process that queries again and again. False if time does not advance."""
+        """Advance virtual time for a process that queries again and again. Returns False if time does not advance."""
         with process.blocking(lambda: False):
             if outside(self._machine):
                 self.pass_time()

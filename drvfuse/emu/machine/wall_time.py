@@ -8,19 +8,21 @@ from collections.abc import Callable
 
 from .lock import MachineLock
 
-_SHORT, _LONG = 20_000, 200_000  # resumes of a call of `pass_time`: a few milliseconds, or tens of milliseconds
+# How often one call of `pass_time` may resume a thread. _SHORT takes a few milliseconds, _LONG tens of milliseconds.
+_SHORT, _LONG = 20_000, 200_000
 _MOST_NS = 500_000_000
 _PRESSED_S = 0.5
 _SHARE = 4
 
 
 class WallTime:
-    """Advances virtual time with wall-clock time while nothing can move: it calls `pass_time(ns, resumes)` with the
-    nanoseconds since its last call. `pass_time` returns whether that made progress.
+    """Advances virtual time with wall-clock time while no work can proceed. `pass_time(ns, resumes)` advances it by the
+    nanoseconds since the previous call, and resumes threads at most about `resumes` times. It returns whether that made
+    progress.
 
     If other threads have waited for the lock within the last half second, `pass_time` is called rarely, so that they
-    have the lock most of the time. One call never covers more than half a second: longer calls of other threads, such
-    as the translation of a module, do not count. In a repeated run, `ns` and `resumes` follow the recorded choices
+    have the lock most of the time. `ns` is at most half a second, so that longer work of other threads, such as the
+    translation of a module, does not count. In a repeated run, `ns` and `resumes` follow the recorded choices
     (`MachineLock.choose`).
     """
 
@@ -30,11 +32,11 @@ class WallTime:
         self._due = 0.0
 
     def stop(self) -> None:
-        """Called when work has proceeded: stop advancing time."""
+        """Stop advancing time. Called when work has proceeded."""
         self._until = None
 
     def go(self) -> bool:
-        """Called when no work can proceed: advance time. True if work can proceed now."""
+        """Advance time. Returns True if work can proceed now. Called when no work could proceed."""
         now = time.monotonic()
         if self._until is None:
             self._until = self._due = now

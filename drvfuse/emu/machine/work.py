@@ -29,9 +29,10 @@ Dim = tuple[int, int, int]
 
 
 class Op(Ordered):
-    """One queued run of a command. `number` counts the operations of the machine. `primary` is the previous kernel,
-    which it may overlap (programmatic launch); `call` is the driver function that queued it; `allocations` are the
-    numbers of the allocations that its command touched when it was queued (`queued.touched`).
+    """One queued run of a command. `number` counts the operations of the machine. `primary` is the previous kernel, if
+    the operation may overlap it (programmatic launch). `call` is the driver function that queued the operation.
+    `allocations` are the numbers of the allocations that the command touches, found when it was queued
+    (`queued.touched`).
     """
 
     __slots__ = (
@@ -78,8 +79,8 @@ class Access(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Command:
-    """A command. This base class does nothing; it is used for markers and joins. After a fault in its `context`, a
-    command does not run any more.
+    """What an operation does when it runs. This base class does nothing: it marks a place in a stream, or joins several
+    streams. After a fault in its `context`, a command does not run any more.
     """
 
     context: Context
@@ -134,17 +135,19 @@ class End(NamedTuple):
     given: Mapping[str, Any]
 
     def rows(self, height: int, depth: int) -> Iterator[int]:
-        """The addresses of the rows of `depth` layers of `height` rows."""
+        """The address of each row of a copy of `depth` layers with `height` rows each."""
         return (self.address + z * self.layer + y * self.pitch for z in range(depth) for y in range(height))
 
     def span(self, width: int, height: int, depth: int) -> int:
-        """The number of bytes from the first byte to the last byte of these rows."""
+        """The number of bytes from the first byte to the last byte of `depth` layers with `height` rows each, which
+        have `width` bytes.
+        """
         return (depth - 1) * self.layer + (height - 1) * self.pitch + width
 
 
 @dataclass(frozen=True, eq=False)
 class Copy3D(Command):
-    """A copy of `depth` layers of `height` rows of `width` bytes. None of these is 0."""
+    """A copy of `depth` layers with `height` rows each; a row has `width` bytes. None of these numbers is 0."""
 
     destination: End
     source: End
@@ -229,7 +232,7 @@ class Release(Command):
 
 @dataclass(frozen=True, eq=False)
 class Leave(Command):
-    """Closes memory of another process."""
+    """Closes memory of another process, which this process has opened."""
 
     view: Allocation
 
@@ -239,14 +242,14 @@ class Leave(Command):
 
 @dataclass(frozen=True, eq=False)
 class Record(Command):
-    """The record of an event inside a graph. Work outside of the graph waits for the event."""
+    """An event record node of a graph. Work outside of the graph can wait for the event."""
 
     event: Event
 
 
 @dataclass(frozen=True, eq=False)
 class Wait(Command):
-    """A wait inside a graph for the last record of an event before the launch of the graph."""
+    """A wait node of a graph. It waits for the event as it was last recorded before the graph was launched."""
 
     event: Event
 

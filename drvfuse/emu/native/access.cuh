@@ -33,10 +33,12 @@ FN Block* shared_of(Thread* t, u64 addr, u32 size) {
 // exit of its last thread.
 FN u32 present(Block* b) { return b->active && b->has_run && b->live; }
 
-// Fault::value for F_CLUSTER_ABSENT: the number of the block, and why the block is absent (the enum Absent).
+// Fault::value for F_CLUSTER_ABSENT: the index of the block, and why the block is absent (the enum Absent).
 FN u64 absence(Block* b) { return (u64)b->index << 32 | (b->has_run ? ABSENT_EXITED : ABSENT_NOT_YET); }
 
-// Whether a thread may access this range of memory that the engine lends in pieces (shared, local, parameters).
+// Whether a thread may access this range of shared memory, local memory or parameters (`type`). The range must lie in
+// the thread's own local memory, in the parameters of its launch, in the shared memory of its block, or in the shared
+// memory of another block of its cluster that is present.
 FN u32 own_range(Thread* t, u32 type, u64 addr, u32 size, u32 flags) {
     Launch* l = t->launch;
     if (type == K_SHARED) {
@@ -59,7 +61,7 @@ struct ShadowState {
     u32 is_inside, is_written;  // 1 if `outside`, or `unwritten`, does not exist
 };
 
-// Reads the shadow bytes of an access. Bytes that only unused registers receive (UNREAD) need not be written.
+// Reads the shadow bytes of an access. Bytes that are loaded only into unused registers (UNREAD) need not be written.
 FN ShadowState shadow_state(u64 addr, u32 size, u32 flags, u32 all_addressable) {
     ShadowState s = {addr, addr, 1, 1};
     u32 each = size >> (flags >> ELEMENTS_SHIFT & 3);
@@ -97,7 +99,7 @@ FN u32 fault_kind(Thread* t, u64 addr, u32 size, u32 flags, u32 word, u32 type, 
 }
 
 // Finds out why an access is refused and records the fault. Returns 0 if the access is allowed after all: compilers
-// load more elements than they use, and those that are never read need not be written.
+// load more elements than they use, and the unused ones need not be written.
 FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
     u64 off = addr - l->window_base;
@@ -124,8 +126,9 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
 
 // Checks --------------------------------------------------------------------------------------------------------------
 
-// Checks the shadow bytes of an access: its bytes must be addressable, unless the whole granule is, and initialised if
-// the access reads. With `marks`, marks the bytes as initialised. Returns 1 if the access is refused.
+// Checks the shadow bytes of an access. Its bytes must be addressable, which needs no check if `kind` has KIND_FULL. If
+// the access reads, they must be initialised, which needs no check with KIND_INITIALISED. With `marks`, marks the bytes
+// as initialised. Returns 1 if the access is refused.
 template <class Word> FN u32 shadow_refuses(u64 addr, u32 kind, u32 read, u32 marks) {
     Word* s = (Word*)addr;
     Word every = (Word)0x0101010101010101ull;
@@ -165,8 +168,8 @@ FN u32 refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32* found) {
     return bad ? bad_access(t, addr, size, flags, site) : 0;
 }
 
-// Called before a write in a probe: keeps the old value. When the thread has suspended, settle_writes compares it with
-// memory.
+// Keeps the old value of a word that a thread is about to write in a probe. When the thread has suspended,
+// settle_writes compares this value with memory.
 FAR void note_write(Engine* e, u64 addr, u32 size) {
     if (e->writes == WRITES) {
         e->progress++;
@@ -212,7 +215,8 @@ FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     return 0;
 }
 
-// Checks and counts one access of `size` bytes (a power of two up to 32). Returns 0 if the access is allowed.
+// Checks and counts one access of `size` bytes (a power of two up to 32). Returns 0 if the access is allowed, or 1
+// after recording a fault.
 API u32 rt_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) { return access(t, addr, size, flags, site); }
 
 // rt_access for the most frequent plain loads and stores.

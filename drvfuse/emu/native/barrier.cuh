@@ -42,7 +42,7 @@ FAR void try_barrier(Launch* l, Block* b, u32 id) {
     if (r->arrived && (r->expected ? r->arrived >= r->expected : r->threads >= b->live)) complete_barrier(l, b, id);
 }
 
-// Arrival of a warp at the barrier of the cluster. All lanes must be at the same instruction.
+// Records the arrival of a warp at the barrier of the cluster. All lanes must be at the same instruction.
 FN void arrive_at_cluster(Launch* l, Block* b, Warp* warp, u32 w, u32 lanes, Thread* first) {
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1) {
         Thread* t = thread_at(l, b, w * 32 + FFS(rest) - 1);
@@ -90,7 +90,7 @@ FN u32 join_barrier(Launch* l, Barrier* r, u32 id, Thread* t, Thread* first) {
     return 0;
 }
 
-// Arrival of a warp at a barrier, of the block or of the cluster. Lanes at bar.arrive continue at once.
+// Records the arrival of a warp at a barrier, of the block or of the cluster. Lanes at bar.arrive continue at once.
 FAR void arrive(Launch* l, Block* b, Warp* warp) {
     u32 lanes = warp->gathered;
     u32 w = (u32)(warp - b->warps);

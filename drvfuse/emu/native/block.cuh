@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// The start of a block in a slot of its launch, and the end of a block.
+// The start of a block in a block slot of its launch, and the end of a block.
 #pragma once
 
 #include "turn.cuh"
 
-// Starts a block in a slot: the block of rank `rank` in cluster `group` of the grid. Without clusters, each block is a
-// group of its own.
-FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
+// Starts a block in block slot `slot`: the block of rank `rank` in the cluster with the index `cluster_index`. Without
+// clusters, each block is a cluster of its own.
+FAR void start_block(Launch* l, u32 slot, u32 cluster_index, u32 rank) {
     Block* b = (Block*)(l->slots + slot * l->slot_stride);
     u32 cx = l->cluster & 0xFF, cy = l->cluster >> 8 & 0xFF, cz = l->cluster >> 16 & 0xFF;
     if (!l->cluster) cx = cy = cz = 1;
     u32 gx = l->nctaid[0] / cx, gy = l->nctaid[1] / cy;
-    b->ctaid[0] = group % gx * cx + rank % cx;
-    b->ctaid[1] = group / gx % gy * cy + rank / cx % cy;
-    b->ctaid[2] = group / gx / gy * cz + rank / cx / cy;
+    b->ctaid[0] = cluster_index % gx * cx + rank % cx;
+    b->ctaid[1] = cluster_index / gx % gy * cy + rank / cx % cy;
+    b->ctaid[2] = cluster_index / gx / gy * cz + rank / cx / cy;
     b->index = b->ctaid[0] + l->nctaid[0] * (b->ctaid[1] + l->nctaid[1] * b->ctaid[2]);
     b->cluster_rank = rank;
     b->smid = slot % (l->sm_count ? l->sm_count : 1);
@@ -67,7 +67,7 @@ FAR void start_block(Launch* l, u32 slot, u32 group, u32 rank) {
     }
 }
 
-// Called when all threads of a block have exited. When the whole cluster has ended, its slots are free again.
+// Ends a block, all of whose threads have exited. When the whole cluster has ended, frees its block slots.
 FAR void finish_block(Launch* l, Block* b) {
     LOOP for (u32 i = 0; i < BARRIERS; i++) {
         Barrier* r = &b->barrier[i];

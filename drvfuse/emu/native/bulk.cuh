@@ -3,10 +3,10 @@
 //
 // A copy is made, and its bytes are subtracted at the mbarrier, in one step at some moment after its issue. Seed 0
 // waits until no thread of the block can run, then makes one copy at a time, oldest first. Other seeds draw one of
-// three moments for each copy: its issue, the end of the block's turn, or a time when no thread of the block can run;
-// then the order is drawn, too. If threads of the block never stop running, a copy is made after LATEST_TURN turns. A
-// copy is not made before some thread has arrived at the mbarrier or has expected bytes there: before that, no phase
-// could complete. An st.async carries its bytes with it, and is made as a bulk copy is.
+// three moments for each copy: its issue, the end of the block's turn, or a time when no thread of the block can run.
+// For the last one, the order of the copies is drawn, too. If threads of the block never stop running, a copy is made
+// after LATEST_TURN turns. A copy is not made before some thread has arrived at the mbarrier or has expected bytes
+// there: before that, no phase could complete. An st.async carries its bytes with it, and is made as a bulk copy is.
 //
 // In this file, the block of a copy is the block whose shared memory it writes; this block has the copy in its list.
 // When a block ends, the copies that its own threads issued are dropped. A pending copy of another block is a fault
@@ -21,11 +21,11 @@
 #include "mbarrier.cuh"
 #include "reduce.cuh"
 
-const u32 LATEST_TURN = 64;  // a pending copy is made after this many turns of the block that it writes
+const u32 LATEST_TURN = 64;  // a pending copy is made after this many turns of its block
 
 // The end of a copy ---------------------------------------------------------------------------------------------------
 
-// Removes a copy from the list of its block and frees it. `link` points to its index.
+// Removes a copy from the list of its block and frees it. *link is the index of the copy.
 FAR void drop_bulk(Launch* l, u32* link) {
     Copies* pool = l->copy_pool;
     u32 i = *link;
@@ -36,7 +36,8 @@ FAR void drop_bulk(Launch* l, u32* link) {
     pool->bulk_free = i;
 }
 
-// Whether a copy may be made now: not while its mbarrier is unused since mbarrier.init. An arrival always may.
+// Whether a copy may be made now. It may not if its mbarrier was never used since mbarrier.init. An arrival (size 0)
+// may always be made.
 FN u32 can_end(Bulk* c) {
     return !c->size || (*(u64*)c->mbarrier & (MBARRIER_VALID | MBARRIER_USED)) != MBARRIER_VALID;
 }
@@ -108,8 +109,8 @@ FAR void end_bulk(Launch* l, Bulk* c) {
     if (e->race) race_bulk_end(t, c->mbarrier, c->known);
 }
 
-// Called at the end of a block's turn: makes the copies that are due, and returns their number. `idle` is 1 if no
-// thread of the block ran in the turn.
+// Makes the copies of a block that are due, and returns their number. Called at the end of the block's turn. `idle` is
+// 1 if no thread of the block ran in the turn.
 FAR u32 run_bulks(Launch* l, Block* b, u32 idle) {
     Engine* e = l->engine;
     Bulk* pool = l->copy_pool->bulk;
@@ -146,8 +147,8 @@ FAR u32 uneven(Thread* t, u64 target, u64 source, u32 size, u32 site) {
     return kind != F_NONE;
 }
 
-// The block to whose shared memory a bulk copy or an st.async writes. The mbarrier must lie in the same block. Null
-// after recording a fault.
+// Returns the block to whose shared memory a bulk copy or an st.async writes. The mbarrier must lie in the same block.
+// Returns null after recording a fault.
 FAR Block* written_block(Thread* t, u64 target, u32 size, u64 mbarrier, u32 site) {
     Launch* l = t->launch;
     Block* b = shared_of(t, target, size);
@@ -256,9 +257,8 @@ API u32 rt_st_async(Thread* t, u64 target, u64 low, u64 high, u32 size, u64 mbar
     return begin_bulk(t, to, &c);
 }
 
-// cp.async.mbarrier.arrive: issues an arrival at the mbarrier that is made when all cp.async that the thread has issued
-// are complete. Without .noinc, the phase expects one more arrival from now on. Returns 0, or 1 after recording a
-// fault.
+// cp.async.mbarrier.arrive: issues an arrival at the mbarrier. It is made when all cp.async of the thread so far are
+// complete. Without .noinc, the phase expects one more arrival from now on. Returns 0, or 1 after recording a fault.
 API u32 rt_copy_arrive(Thread* t, u64 mbarrier, u32 noinc, u32 site) {
     Launch* l = t->launch;
     u32 word, error = E_NONE, flags = A_WRITE | A_ATOMIC | A_STRONG | A_MBARRIER | SPACE_SHARED << SPACE_SHIFT;
@@ -283,7 +283,7 @@ API u32 rt_copy_arrive(Thread* t, u64 mbarrier, u32 noinc, u32 site) {
 
 // The end of a block --------------------------------------------------------------------------------------------------
 
-// Called when a block has ended: pending copies of other blocks to its memory are a fault.
+// Records a fault if another block's copy to the shared memory of block `b` is pending. Called when `b` has ended.
 FAR void late_bulks(Launch* l, Block* b) {
     Bulk* c;
     LOOP for (u32 k = b->bulks; k; k = c->next) {
@@ -295,7 +295,7 @@ FAR void late_bulks(Launch* l, Block* b) {
     }
 }
 
-// Called when a block has ended or is stopped: drops its pending copies, as its shared memory is gone.
+// Drops the pending copies of a block. Called when the block has ended or is stopped, as its shared memory is gone.
 FAR void drop_copies(Launch* l, Block* b) {
     LOOP while (b->bulks) drop_bulk(l, &b->bulks);
     LOOP for (u32 i = 0; i < 2 * l->threads; i++) {
@@ -304,10 +304,10 @@ FAR void drop_copies(Launch* l, Block* b) {
     }
 }
 
-// The size of the zeroed memory for Launch::copy_pool.
+// Returns the bytes that Launch::copy_pool needs. The memory must be zeroed.
 API u64 rt_copy_bytes() { return sizeof(Copies); }
 
-// Called when a launch has ended or is stopped: drops its pending copies.
+// Drops the pending copies of a launch. Called by Python when the launch has ended or is stopped.
 API void rt_copy_end(Launch* l) {
     LOOP for (u32 slot = 0; slot < l->slots_used; slot++) {
         Block* b = (Block*)(l->slots + slot * l->slot_stride);

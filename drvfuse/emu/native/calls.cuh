@@ -4,7 +4,8 @@
 
 #include "access.cuh"
 
-// Called after each LOOP_SLICE rounds of loops without accesses. Returns 0 if the thread may continue.
+// Counts LOOP_SLICE rounds of loops without accesses, which the thread has made. Returns 0 if the thread may continue,
+// or 1 after recording a fault.
 API u32 rt_loop(Thread* t, u32 site) {
     Engine* e = t->launch->engine;
     e->rounds += LOOP_SLICE;
@@ -13,8 +14,8 @@ API u32 rt_loop(Thread* t, u32 site) {
     return 1;
 }
 
-// A fence. `flags` are FENCE_ flags with a Scope and an Order. A fence.proxy is no event of a timeline, and orders
-// nothing in the race detector but the proxies that it names.
+// Executes a fence. `flags` are FENCE_ flags with a Scope and an Order. A fence.proxy is not recorded as an event. In
+// the race detector, it orders nothing but the proxies that it names.
 API void rt_fence(Thread* t, u32 flags, u32 site) {
     Launch* l = t->launch;
     if (l->engine->delay) delay_fence(t, flags);
@@ -28,7 +29,7 @@ API void rt_fence(Thread* t, u32 flags, u32 site) {
     else race_fence(t, flags >> SCOPE_SHIFT & 3, order & ORDER_ACQUIRE, order & ORDER_RELEASE);
 }
 
-// griddepcontrol.launch_dependents: a block has triggered when any of its threads did.
+// Executes griddepcontrol.launch_dependents. A block has triggered when any of its threads has.
 API void rt_trigger(Thread* t) {
     Block* b = t->block;
     if (!b->triggered) {
@@ -38,8 +39,9 @@ API void rt_trigger(Thread* t) {
     }
 }
 
-// Virtual time, in nanoseconds (%globaltimer) or cycles of the same length. It advances with each resume of a thread
-// and with each read of the clock. If one thread reads the clock again and again, the step of a read doubles each time.
+// Returns the virtual time, in nanoseconds (%globaltimer) or cycles of the same length. It advances with each resume of
+// a thread and with each read of the clock. If one thread reads the clock again and again, the step of a read doubles
+// each time.
 API u64 rt_clock(Thread* t, u32 kind) {
     Engine* e = t->launch->engine;
     e->clock_reads++;
@@ -60,8 +62,8 @@ API u32 rt_vprintf(Thread* t, u64 format, u64 args) {
     return rt_call(t->launch->engine->print, &call);
 }
 
-// Called at the start of a recursive function. Returns 1, after recording a fault, if more calls could overflow the
-// stack of the host.
+// Returns 1, after recording a fault, if more calls could overflow the stack of the host. Called at the start of a
+// recursive function.
 API u32 rt_depth(Thread* t, u32 site) {
     u32 mark;
     u64 used = t->launch->engine->stack - (u64)&mark;
@@ -70,15 +72,15 @@ API u32 rt_depth(Thread* t, u32 site) {
     return 1;
 }
 
-// malloc. The engine's Python code keeps the heap.
+// Executes malloc. The engine's Python code keeps the heap.
 API u64 rt_malloc(Thread* t, u64 size) {
     Heap call = {t, 0, size, HEAP_MALLOC, 0};
     if (t->launch->heap) rt_call(t->launch->heap, &call);
     return call.address;
 }
 
-// free. To the race detector, it is a write of all bytes of the memory. With A_LATER, the write is no plain store, so
-// it races even with a store of the same value.
+// Executes free. To the race detector, it is a write of all bytes of the memory. The flag A_LATER says that the write
+// is no plain store, so that it races even with a store that does not change the bytes.
 API u32 rt_free(Thread* t, u64 addr, u32 site) {
     Launch* l = t->launch;
     Heap call = {t, addr, 0, HEAP_SIZE, 0};

@@ -12,7 +12,7 @@
 // Contents. A GPU has too many threads for a clock with one number per thread, so a clock is sparse. It has two parts:
 //
 //     chains   pairs (chain, last_place): all operations of the chain up to that place are known as a whole.
-//     items    what is known of other operations, per block:
+//     items    what is known of other operations. An item names an operation, a block, and a part of the block (sub):
 //              sub 0         all accesses of the block before `time`;
 //              sub 1 + warp  the accesses of `lanes` of that warp before `time`;
 //              block WHOLE   all accesses of the operation, but not the operations before it in its chain.
@@ -39,15 +39,16 @@ struct Item {
 };
 
 // Invariants: the chains are sorted by chain number. The items are sorted by key, then by descending time. No lane has
-// two items with the same key, and no item repeats what an item of sub 0 or a chain says.
+// two items with the same key. No item concerns an operation that a chain covers. An item for a warp has a later time
+// than the item for the whole block (sub 0).
 struct Clock {
     u32 references;  // the number of stored Refs to this clock
     u32 size_class;  // the size class of its piece of the arena
     u32 chain_count, item_count;
-    // The chains follow in memory and, from a multiple of 16 bytes on, the items.
+    // The chains follow in memory. The items come after them, from the next multiple of 16 bytes on.
 };
 
-const u32 WHOLE = 0x3FFFFFF;  // block number in the key of an item that covers all blocks of an operation
+const u32 WHOLE = 0x3FFFFFF;  // block index in the key of an item that covers all blocks of an operation
 
 FN u64 key_of(u32 op, u32 block, u32 sub) { return (u64)op << 32 | (u64)block << 6 | sub; }
 FN Chain* chains_of(Clock* c) { return (Chain*)(c + 1); }
@@ -72,15 +73,15 @@ FN void release(Race* r, Ref ref) {
     give_piece(r, ref, c->size_class);
 }
 
-// Replaces the reference in *slot by `ref`. The caller owned a reference to `ref`, which passes to the slot.
-FN void assign(Race* r, Ref* slot, Ref ref) {
-    release(r, *slot);
-    *slot = ref;
+// Stores a reference in *held and releases the reference that was there. Takes over the caller's reference to `ref`.
+FN void assign(Race* r, Ref* held, Ref ref) {
+    release(r, *held);
+    *held = ref;
 }
 
 // Look-ups ------------------------------------------------------------------------------------------------------------
 
-// The place up to which a clock knows the operations of a chain; 0 for none.
+// Returns the place up to which a clock knows the operations of a chain (a stream or a branch of a graph); 0 for none.
 FN u32 known_place(Clock* c, u32 chain) {
     Chain* list = chains_of(c);
     u32 low = 0, high = c->chain_count;
@@ -104,7 +105,7 @@ FN u32 first_item_at(Clock* c, u64 key) {
     return low;
 }
 
-// Whether a clock has an item WHOLE for an operation.
+// Whether a clock has an item of block WHOLE for an operation, which covers all accesses of the operation.
 FN u32 has_whole(Race* r, Clock* c, u32 op) {
     if (!r->whole_items) return 0;
     u32 i = first_item_at(c, key_of(op, WHOLE, 0));
@@ -117,9 +118,10 @@ FN u32 knows_op(Race* r, Clock* c, u32 op) {
     return known_place(c, o->chain) >= o->place || has_whole(r, c, op);
 }
 
-enum { KNOWS_NONE, KNOWS_ALL, KNOWS_OTHERS };  // KNOWS_OTHERS: not these accesses, but others of the same block
+enum { KNOWS_NONE, KNOWS_ALL, KNOWS_OTHERS };
 
-// What a clock knows of the accesses that these lanes of a warp made at `time`.
+// Returns what a clock knows of the accesses that these lanes of a warp made at `time`: none, all, or not all but other
+// accesses of the same block (KNOWS_OTHERS).
 FAR u32 knowledge(Race* r, Ref ref, u32 op, u32 block, u32 warp, u32 lanes, u32 time) {
     if (!ref) return KNOWS_NONE;
     KnownOp* cached = &r->known_ops[op % KNOWN_OPS];

@@ -20,7 +20,7 @@ FN void add_item(Item* out, u32* n, u64 key, u32 time, u32 lanes) {
     ++*n;
 }
 
-// Joins the items of one block: [i, i_end) of `a` with [j, j_end) of `b`. Of each lane the latest time is kept.
+// Joins the items of one block: [i, i_end) of `a` with [j, j_end) of `b`. For each lane the latest time is kept.
 FAR void join_block(Item* a, u32 i, u32 i_end, Item* b, u32 j, u32 j_end, Item* out, u32* n) {
     u32 all = 0;
     u64 first = i < i_end ? a[i].key : b[j].key;
@@ -58,7 +58,7 @@ FN u32 same_clock(Clock* a, Clock* b) {
     return 1;
 }
 
-// Joins the chains of two clocks into `out` and returns their number.
+// Stores the joined chains of two clocks in `out`, and returns how many there are.
 FN u32 merge_chains(Clock* a, Clock* b, Chain* out) {
     Chain *x = chains_of(a), *y = chains_of(b);
     u32 i = 0, j = 0, n = 0;
@@ -77,8 +77,8 @@ FN u32 merge_chains(Clock* a, Clock* b, Chain* out) {
     return n;
 }
 
-// Joins the items of two clocks into those of `c`, whose chains are joined already. Items of operations that the chains
-// of `c` include are left out; of an operation with an item WHOLE, only that item is kept.
+// Stores the joined items of two clocks in `c`, whose chains are joined already. Leaves out items of operations that
+// these chains cover. If an item of block WHOLE covers an operation, keeps that item alone.
 FN void merge_items(Race* r, Clock* a, Clock* b, Clock* c) {
     c->item_count = 0;
     Item *p = items_of(a), *q = items_of(b), *to = items_of(c);
@@ -136,8 +136,8 @@ FAR Ref join(Race* r, Ref a, Ref b) {
     return c;
 }
 
-// Joins the clock in *slot with `more`.
-FN void learn(Race* r, Ref* slot, Ref more) { assign(r, slot, join(r, *slot, more)); }
+// Joins the clock in *held with `more`.
+FN void learn(Race* r, Ref* held, Ref more) { assign(r, held, join(r, *held, more)); }
 
 // A new clock: `ref` joined with all accesses of a block before the time `all` (none if 0), and with those that `lanes`
 // of a warp made before `time` (none if `lanes` is 0).
@@ -169,7 +169,7 @@ FN Ref with_chain(Race* r, Ref ref, u32 chain, u32 place) {
 
 // For Python ----------------------------------------------------------------------------------------------------------
 
-// The join of two clocks. The caller's references to both pass to this function.
+// Returns the join of two clocks. Takes over the caller's references to both.
 API u32 rt_clock_join(Race* r, u32 a, u32 b) {
     Ref c = join(r, a, b);
     release(r, a);
@@ -180,8 +180,8 @@ API u32 rt_clock_join(Race* r, u32 a, u32 b) {
 API void rt_clock_retain(Race* r, u32 a) { retain(r, a); }
 API void rt_clock_release(Race* r, u32 a) { release(r, a); }
 
-// The clock after the end of an operation that knew `ref`: it includes the operation as a whole. The caller's reference
-// to `ref` passes to this function.
+// Returns the clock after the end of an operation: `ref`, what the operation knew, joined with all accesses of the
+// operation itself. Takes over the caller's reference to `ref`.
 API u32 rt_clock_end(Race* r, u32 ref, u32 op) {
     Op* o = &r->ops[op];
     Ref c;
@@ -192,7 +192,8 @@ API u32 rt_clock_end(Race* r, u32 ref, u32 op) {
         c = with_items(r, ref, op, WHOLE, 1, 0, 0, 0);
     }
     release(r, ref);
-    // Each item WHOLE whose operation directly follows the known part of its chain is replaced by a longer known part.
+    // An item of block WHOLE is not needed if the clock knows the operations before it in its chain. It is then
+    // replaced by a larger last_place of that chain.
     u32 changed = r->whole_items != 0;
     LOOP while (changed) {
         changed = 0;

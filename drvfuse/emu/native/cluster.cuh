@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Clusters of blocks: the barrier of all threads of a cluster (barrier.cluster).
 //
-// The blocks of a cluster have adjacent slots, in the order of their ranks, and become resident together. Their shared
-// memories are 1 << CLUSTER_SHIFT bytes apart, so a 32-bit shared-memory address is rank << CLUSTER_SHIFT | offset: it
-// names the same memory in all blocks of the cluster, and mapa replaces the rank. An instruction on .shared::cta may
-// access its own block's memory only. An instruction on .shared::cluster, or with a generic address, may access the
-// memory of each block of the cluster that is present (access.cuh).
+// The blocks of a cluster have adjacent block slots, in the order of their ranks, and become resident together. Their
+// shared memories are 1 << CLUSTER_SHIFT bytes apart, so a 32-bit shared-memory address is rank << CLUSTER_SHIFT |
+// offset: it names the same memory in all blocks of the cluster, and mapa replaces the rank. An instruction on
+// .shared::cta may access its own block's memory only. An instruction on .shared::cluster, or with a generic address,
+// may access the memory of each block of the cluster that is present (access.cuh).
 //
 // A phase of the barrier is complete when each thread of the cluster has arrived in it or has exited. A thread arrives
 // once in a phase, and waits for the phase before it arrives in the next one. The counts are in the block of rank 0,
-// whose slot stays in use until the last block of the cluster has ended. A lane at an .aligned arrive or wait continues
-// when all lanes of its warp that have not exited have reached the same instruction; without .aligned, each lane
-// continues alone.
+// whose block slot stays in use until the last block of the cluster has ended. A lane at an .aligned arrive or wait
+// continues when all lanes of its warp that have not exited have reached the same instruction; without .aligned, each
+// lane continues alone.
 //
 // An arrival releases, unless it is .relaxed, and a wait acquires, at the scope of the cluster: race_cluster.cuh.
 #pragma once
@@ -42,14 +42,15 @@ FAR void complete_cluster(Launch* l, Block* lead, Thread* last) {
     lead->cluster_phase++;
 }
 
-// Called when `count` threads have arrived at the barrier of the cluster, or one thread has exited.
+// Counts `count` threads, which have arrived at the barrier of the cluster or have exited. Completes the phase if no
+// thread is missing.
 FN void cluster_counts(Launch* l, Block* b, u32 count, Thread* last) {
     Block* lead = block_of_rank(l, b, 0);
     lead->cluster_missing -= count;
     if (!lead->cluster_missing && lead->cluster_arrived) complete_cluster(l, lead, last);
 }
 
-// Called when lanes of a warp are at barrier.cluster.arrive, or at barrier.cluster.wait.
+// Executes barrier.cluster.arrive or barrier.cluster.wait for lanes of a warp.
 FAR void cluster_barrier(Launch* l, Block* b, u32 w, u32 lanes) {
     Warp* warp = &b->warps[w];
     Thread* first = thread_at(l, b, w * 32 + FFS(lanes) - 1);
@@ -78,7 +79,7 @@ FAR void cluster_barrier(Launch* l, Block* b, u32 w, u32 lanes) {
     cluster_counts(l, b, POPC(lanes), first);
 }
 
-// Called when a thread has exited, which counts as an arrival in all phases.
+// Counts a thread that has exited as arrived in all phases of the cluster's barrier.
 FN void cluster_exit(Launch* l, Block* b, Warp* warp, u32 bit, Thread* t) {
     cluster_counts(l, b, !(warp->cluster_arrived & bit), t);
     warp->cluster_arrived &= ~bit;

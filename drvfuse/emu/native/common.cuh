@@ -13,25 +13,25 @@
 #define LOOP _Pragma("unroll 1")
 
 const u32 POLL_KNOWN = 0x100;  // flag of Thread::polls: the thread is suspended at an access that it has made before
-const u32 POLL_CREDIT = 16;    // shift in Thread::polls: the polls that the thread may make without a change
-const u32 CREDIT = 64;         // polls that a changed word allows: more than a loop makes between two polls of one word
-const u64 FUEL = 1 << 24;      // accesses, or rounds of loops, of a thread between two checks for an interrupt
+const u32 POLL_CREDIT = 16;    // shift of a count in Thread::polls: the polls still allowed although no word changes
+const u32 CREDIT = 64;         // polls allowed once a polled word has changed; a loop makes fewer in one iteration
+const u64 FUEL = 1 << 24;      // accesses, or iterations of loops, of a thread between two checks for an interrupt
 // Costs for Engine::work, in accesses.
-const u64 RESUME_WORK = 32;       // a resume
-const u64 LOOK_WORK = 8;          // the check whether a polled word has changed
-const u64 MATRIX_WORK = 2048;     // a matrix instruction
+const u64 RESUME_WORK = 32;       // resuming a thread
+const u64 LOOK_WORK = 8;          // checking whether a polled word has changed
+const u64 MATRIX_WORK = 2048;     // executing a matrix instruction
 const u64 WORK_LIMIT = 32 << 20;  // the work after which a call returns: about a tenth of a second
-const u64 STRAIN = 16;            // weight of a resume at a strong access in Engine::strain; other resumes count 1
+const u64 STRAIN = 16;            // what a resume at a strong access adds to Engine::strain; any other resume adds 1
 const u64 LAST_STEP = 86400000000000ull;  // the largest step of the virtual clock: a day, in nanoseconds
-const u32 STREAK = 64;                    // passes after which a round of a probe is progress; a spin loop takes fewer
-const u64 STACK_LIMIT = 2 << 20;          // bytes of host stack that a thread may use; a thread of Python has 8 MiB
-const u64 QUIET_LIMIT =
-    1 << 21;  // polls since the last write after which the run counts as idle, even if words are new
+const u32 STREAK = 64;  // a probe whose threads run for more passes has made progress; a spin loop takes fewer
+const u64 STACK_LIMIT = 2 << 20;  // bytes of host stack that a thread may use; a thread of Python has 8 MiB
+// If this many polls are made without a write, the run counts as idle, even if threads poll words that are new to them.
+const u64 QUIET_LIMIT = 1 << 21;
 
 API u32 rt_call(void* function, void* thread);  // function(thread); loader.py defines it in LLVM IR
 API u64 rt_now();                               // the time of the host, in nanoseconds
 
-// Adds an event to the ring buffer of the last events.
+// Records an event in the ring buffer of the last events.
 FN void note(Launch* l, Block* b, u32 thread, u32 kind, u32 site, u64 address, u64 value, u32 flags) {
     Engine* e = l->engine;
     Event* v = &e->events[e->event_count++ & (EVENTS - 1)];
@@ -46,7 +46,7 @@ FN void note(Launch* l, Block* b, u32 thread, u32 kind, u32 site, u64 address, u
     v->flags = flags;
 }
 
-// The thread with number `i` in a block.
+// The thread with index `i` in a block.
 FN Thread* thread_at(Launch* l, Block* b, u32 i) { return (Thread*)(b->frames + (u64)i * l->frame_stride); }
 
 // The block of rank `rank` in the cluster of a block.
@@ -54,7 +54,7 @@ FN Block* block_of_rank(Launch* l, Block* b, u32 rank) {
     return (Block*)(l->slots + (b->slot - b->cluster_rank + rank) * l->slot_stride);
 }
 
-// A pseudo-random number from a number.
+// A hash of a number, used as a pseudo-random number.
 FN u64 hash(u64 x) {
     x ^= x >> 30;
     x *= 0xBF58476D1CE4E5B9ull;
@@ -63,7 +63,7 @@ FN u64 hash(u64 x) {
     return x ^ x >> 31;
 }
 
-// The word of up to 16 bytes at an address, as a lower and an upper half.
+// The lower and the upper half of a word of up to 16 bytes. A word of at most 8 bytes is its own lower half.
 FAR u64 low_of(u64 addr, u32 size) {
     if (size == 4) return *(u32*)addr;
     if (size >= 8) return *(u64*)addr;

@@ -45,10 +45,10 @@ struct Copy {
     u32 size;     // bytes that are written
     u32 bytes;    // bytes that are read; the rest is written as zero
     u32 site;     // the instruction
-    u32 group;    // the number of the thread's commits before its issue
-    u32 moment;   // when it is to be made: one of M_, or of S_ for a piece of a bulk copy (store.cuh)
+    u32 group;    // the number of its group: how many commits the thread had made before the issue
+    u32 moment;   // when it is to be made: a constant M_, or S_ for a piece of a bulk copy (store.cuh)
     u32 next;     // link in its thread's queue, or in the free list
-    u32 number;   // its number among all copies that were ever in its queue
+    u32 number;   // for a cp.async: how many cp.async the thread had issued before it
     u32 how;      // for a piece of cp.reduce.async.bulk: the Reduce and the Element; else 0
 };
 
@@ -61,13 +61,13 @@ struct Bulk {
     u64 mbarrier;  // the mbarrier at which it completes
     u64 bits[2];
     u32 size, site;
-    u32 thread, from;  // the thread that issued it: its number in its block, and the slot of the block
-    u32 moment;        // when it is to be made: one of M_
+    u32 thread, from;  // the thread that issued it: its index in its block, and the block slot of the block
+    u32 moment;        // when it is to be made: a constant M_
     u32 how;           // for a reduction: the Reduce and the Element; else 0
     u32 until;         // for an arrival: it waits for its thread's copies with numbers below this one
-    u32 number;        // for an arrival: its number as an agent (race.cuh) in the race detector
-    u32 known;         // the clock that its mbarrier will publish (a reference that it owns)
-    u32 turns;         // turns of its block since its issue
+    u32 number;        // for an arrival: the number that the race detector gives it as an agent (race.cuh)
+    u32 known;         // the clock that the mbarrier publishes when the copy has ended; the entry owns the reference
+    u32 turns;         // the number of turns (turn.cuh) of the target's block since the issue
     u32 next;          // link in its block's list, oldest first, or in the free list
 };
 
@@ -84,14 +84,14 @@ FN CopyQueue* queue_of(Thread* t, u32 bulk) {
     return t->launch->copies + ((u64)t->block->slot * t->launch->threads + t->linear) * 2 + bulk;
 }
 
-// A pseudo-random number, from the seed, for the moment of the next copy of a queue.
+// Draws a pseudo-random number, from the seed, which decides when the next copy of a queue is made.
 FN u32 draw(Thread* t, CopyQueue* q) {
     u64 number =
         ((u64)t->launch->device << 42 | (u64)t->block->index << 10 | t->linear) * 0x9E3779B97F4A7C15ull + q->issued;
     return (u32)hash(hash(t->launch->engine->seed) + number);
 }
 
-// The index of a free entry of the table, or 0.
+// Takes a free entry of the table. Returns its index, or 0 if the table is full.
 FN u32 take_copy(Copies* pool) {
     u32 i = pool->free;
     if (i) pool->free = pool->pool[i].next;
@@ -116,7 +116,8 @@ FN void drop_first(Copies* pool, CopyQueue* q) {
     pool->free = i;
 }
 
-// The site, plus one, of a pending copy to this byte by the threads of a block or to the block; 0 if there is none.
+// Returns the site, plus 1, of a pending copy to the byte at `addr`, or 0 if there is none. Looks for copies that
+// threads of the block have issued, and for bulk copies to its shared memory.
 FN u32 copying_in(Launch* l, Block* b, u64 addr) {
     Bulk* bulk;
     LOOP for (u32 k = b->bulks; k; k = bulk->next) {
@@ -133,7 +134,7 @@ FN u32 copying_in(Launch* l, Block* b, u64 addr) {
     return 0;
 }
 
-// The site, plus one, of a pending copy of a launch to this byte; 0 if there is none.
+// Returns the site, plus 1, of a pending copy of a launch to the byte at `addr`, or 0 if there is none.
 FAR u32 copying_to(Launch* l, u64 addr) {
     u32 site = 0;
     LOOP for (u32 slot = 0; l->copies && slot < l->slots_used && !site; slot++) {
@@ -143,8 +144,8 @@ FAR u32 copying_to(Launch* l, u64 addr) {
     return site;
 }
 
-// Checks the reads of a copy of up to 16 bytes. The source is aligned to the size of the copy, so each power of two in
-// `bytes` is an aligned access.
+// Returns 1, after recording a fault, if a thread must not read the source of a copy of up to 16 bytes. The source is
+// aligned to the size of the copy, so each power of two in `bytes` is an aligned access.
 FAR u32 unreadable(Thread* t, u64 source, u32 bytes, u32 site, u32* word) {
     LOOP for (u32 piece = 16; piece; piece >>= 1) {
         if (!(bytes & piece)) continue;
@@ -195,7 +196,7 @@ FAR u32 end_groups(Thread* t, CopyQueue* q, u32 group) {
     return 0;
 }
 
-// Called when a thread starts: empties its queues.
+// Empties the queues of a thread. Called when the thread starts.
 FN void start_copies(Thread* t) {
     LOOP for (u32 bulk = 0; bulk < 2; bulk++) {
         CopyQueue* q = queue_of(t, bulk);

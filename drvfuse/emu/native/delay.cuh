@@ -3,44 +3,46 @@
 // operation forces it earlier. When this is off (Engine::delay is null), each store reaches all threads at once, and
 // memory is sequentially consistent.
 //
-// A plain, relaxed, volatile or release store to global memory becomes a pending store of its block. It is passed on
-// twice: to the device, whose blocks then all see it, and later to everybody, that is to other devices and the host. A
-// block sees memory with the pending stores of its device and, above them, its own on top (delay_view.cuh). Memory
-// holds the view of a block only while that block runs. Between turns of launches, and whenever the host may read
-// memory, memory holds no pending store at all.
+// A plain, relaxed, volatile or release store to global memory becomes a pending store of its block. It is propagated
+// in two steps: first to the device, whose blocks then all see it, and later to all devices and the host. A block sees
+// memory with the pending stores of its device and, on top of them, its own (delay_view.cuh). Memory holds the view of
+// a block only while that block runs. Between turns of launches, and whenever the host may read memory, memory holds no
+// pending store at all.
 //
 // Example (tests/emu/machine/test_delayed_stores.py). Block A stores data and then flag, both relaxed. Both stores are
-// pending in A. The seed passes flag on first: block B of the same device finds flag set and data unset, as the memory
-// model allows. With a fence.acq_rel.gpu between the two stores, data is passed on to the device at the fence, so B can
-// never find flag set without data.
+// pending in A. If the seed propagates flag first, block B of the same device finds flag set and data unset, as the
+// memory model allows. With a fence.acq_rel.gpu between the two stores, data is propagated to the device at the fence,
+// so B can never find flag set without data.
 //
-// Why each result is one that the PTX memory model allows. When a store is passed on, it is performed for the device,
-// or for everybody. The model requires a store to be performed before another event only in these cases:
+// Why each result is one that the PTX memory model allows. A store that is propagated is performed for the device, or
+// for all devices and the host. The model requires a store to be performed before another event only in these cases:
 //
 //     Release. A release by thread T (a store, an atomic or a fence; fence.sc and membar too) of scope GPU or wider
-//     passes on the stores of the block that happen before it. A release of scope SYS also passes on all stores of the
-//     device. The stores of the block that happen before it are those
+//     propagates the stores of the block that happen before it. A release of scope SYS also propagates all stores of
+//     the device. The stores of the block that happen before the release are those
 //         - of T itself;
 //         - of any thread before the last barrier that the block completed;
 //         - of any thread of T's warp before the last __syncwarp of the warp;
 //         - that a release of scope CTA by any thread covers (released_to_cta);
-//         - that a strong load of another thread has read. Such a load passes the store on at once (observation).
-//     So a store is performed before any thread that synchronises with T can continue. That includes stores that T
-//     knows through releases of other blocks of the device, since scope SYS passes on all stores of the device. A
+//         - that a strong load of another thread has read. Such a load propagates the store at once (observation).
+//     So a store is performed before any thread that synchronises with T can continue. That includes stores that T has
+//     learnt of by releases of other blocks of the device, since scope SYS propagates all stores of the device. A
 //     barrier of some of the warps, and a release of scope CTA that no thread acquired, count for the whole block. That
 //     delays less than the model allows.
 //
 //     Coherence. A store never overtakes an older overlapping store of the same block, or device, and a view has the
 //     newest store on top. So the stores of a thread to a location stay in order, a thread reads its own newest store,
-//     and successive reads of a location never return to an older value. If a store of another block is passed on
-//     later, it is later in the coherence order; the block that has it pending has seen no other store there since. Two
-//     stores of a thread to the same location, with no ordering operation between them, are merged.
+//     and successive reads of a location never return to an older value. If the stores of two blocks overlap, the one
+//     that is propagated later is later in the coherence order. That is allowed, since a block with a pending store to
+//     a location sees no other block's store there. Two stores of a thread to the same location, with no ordering
+//     operation between them, are merged.
 //
-//     Atomicity. An atomic acts on the value that everybody sees: overlapping stores of its own block and device are
-//     passed on first. Pending stores of others are not performed yet, and come after it in the coherence order.
+//     Atomicity. An atomic acts on the value that all devices and the host see: overlapping stores of its own block and
+//     device are propagated first. Pending stores of others are not performed yet, and come after it in the coherence
+//     order.
 //
 //     Completion. A launch has ended when its blocks have ended and none of its stores is pending. Then all stores of
-//     its device are passed on, too. So the next operation of the stream, the host, and griddepcontrol.wait see all
+//     its device are propagated, too. So the next operation of the stream, the host, and griddepcontrol.wait see all
 //     stores. The end of a block alone orders nothing: its stores stay pending.
 //
 //     Proxies. fence.proxy counts as a release of scope SYS. Stores are distinguished by address. Where one page is
@@ -53,15 +55,16 @@
 // reported as uninitialised. With the race detector, only plain stores are delayed: the detector assumes that a strong
 // read observes the newest strong write.
 //
-// Progress. To pass a store on earlier is always allowed, and every store is passed on in the end: after LATEST passes
-// at each level, or when nothing else can run. When the table is full, a store is performed at once.
+// Progress. A store may always be propagated earlier, and every store is propagated in the end: each of the two steps
+// comes after at most LATEST passes, or when nothing else can run. When the table is full, a store is performed at
+// once.
 #pragma once
 
-#include "delay_pass_on.cuh"
+#include "delay_propagate.cuh"
 
 // Ordering operations -------------------------------------------------------------------------------------------------
 
-// Called when a running thread makes a release of a scope: passes on the stores that happen before it.
+// Propagates the stores that happen before a release of scope `scope` by a running thread.
 FAR void delay_release(Thread* t, u32 scope) {
     Engine* e = t->launch->engine;
     Delay* d = e->delay;
@@ -74,12 +77,12 @@ FAR void delay_release(Thread* t, u32 scope) {
             (p->warp != t->warp || p->syncs == b->warps[t->warp].syncs))
             continue;
         if (scope == SCOPE_CTA) p->released_to_cta = 1;
-        else pass_on(e, d, i);
+        else propagate(e, d, i);
     }
-    if (scope == SCOPE_SYS) pass_on_device(d, t->launch->device);
+    if (scope == SCOPE_SYS) propagate_device(d, t->launch->device);
 }
 
-// Called for a strong load: if it reads pending stores by other threads of its block, passes these on to the device.
+// If a strong load reads pending stores by other threads of its block, propagates these to the device.
 FN void delay_observe(Engine* e, Thread* t, u64 addr, u32 size) {
     Delay* d = e->delay;
     Block* b = t->block;
@@ -89,14 +92,14 @@ FN void delay_observe(Engine* e, Thread* t, u64 addr, u32 size) {
             PendingStore* p = &d->pool[i];
             if (p->level != P_BLOCK || p->owner != b->owner || p->thread == t->linear) continue;
             if (overlaps(p, addr, bytes)) {
-                pass_on(e, d, i);
+                propagate(e, d, i);
                 break;
             }
         }
     } while (i);
 }
 
-// Called when a running thread makes a fence: passes on the stores that the fence releases.
+// Propagates the stores that a fence of a running thread releases.
 FN void delay_fence(Thread* t, u32 flags) {
     if (flags & FENCE_PROXY) delay_release(t, SCOPE_SYS);
     else if (flags & FENCE_SC || flags >> ORDER_SHIFT & ORDER_RELEASE) delay_release(t, flags >> SCOPE_SHIFT & 3);
@@ -123,7 +126,7 @@ FN u32 can_merge(PendingStore* p, Thread* t, u64 addr, u32 size) {
            p->syncs == b->warps[t->warp].syncs;
 }
 
-// A free entry of the table, or 0.
+// Takes a free entry of the table. Returns its index, or 0 if the table is full.
 FN u32 take_pending(Delay* d) {
     u32 i = d->free_list;
     if (i) d->free_list = d->pool[i].next;
@@ -131,7 +134,7 @@ FN u32 take_pending(Delay* d) {
     return i;
 }
 
-// Called before a store: makes an entry for it, with the bytes that are in memory now. The store itself follows.
+// Makes an entry for a store, with the bytes that are in memory now. Called before the store itself.
 FN void delay_store(Engine* e, Thread* t, u64 addr, u32 size) {
     Delay* d = e->delay;
     Block* b = t->block;
@@ -139,7 +142,7 @@ FN void delay_store(Engine* e, Thread* t, u64 addr, u32 size) {
     if (newest && can_merge(&d->pool[newest], t, addr, size)) return;
     u32 i = take_pending(d);
     if (!i) {
-        pass_on_overlapping(e, b, t->launch->device, addr, size);
+        propagate_overlapping(e, b, t->launch->device, addr, size);
         return;
     }
     t->launch->pending++;
@@ -170,15 +173,16 @@ FN void delay_store(Engine* e, Thread* t, u64 addr, u32 size) {
     d->buckets[bucket] = i;
 }
 
-// Called before each store and before each strong access to global or shared memory, after its checks. During a probe
-// (probe.cuh) no store is pending and none is delayed.
+// Propagates the pending stores that an access must follow and, if the access is a store that can be delayed, makes an
+// entry for it. Called before each store and before each strong access to global or shared memory, after its checks. In
+// a probe (probe.cuh), no store is pending and none is delayed.
 FAR void delay_access(Thread* t, u64 addr, u32 size, u32 flags, u32 is_shared) {
     Engine* e = t->launch->engine;
     if (e->probing) return;
     if (flags & (A_WRITE | A_ATOMIC) && flags >> ORDER_SHIFT & ORDER_RELEASE) delay_release(t, flags >> SCOPE_SHIFT & 3);
     if (is_shared) return;
-    if (flags & A_ATOMIC) pass_on_overlapping(e, t->block, t->launch->device, addr, size);
-    else if (flags & A_WRITE && e->race && flags & A_STRONG) pass_on_overlapping(e, t->block, t->launch->device, addr, size);
+    if (flags & A_ATOMIC) propagate_overlapping(e, t->block, t->launch->device, addr, size);
+    else if (flags & A_WRITE && e->race && flags & A_STRONG) propagate_overlapping(e, t->block, t->launch->device, addr, size);
     else if (flags & A_WRITE) delay_store(e, t, addr, size);
     else delay_observe(e, t, addr, size);
 }
@@ -191,26 +195,26 @@ FN void delay_start_block(Delay* d, Block* b) {
     b->pending.first = b->pending.last = 0;
 }
 
-// Called when a block has ended. Its slot may be used again afterwards.
+// Marks the pending stores of a block that has ended, as another block may use its block slot afterwards.
 FN void delay_end_block(Delay* d, Block* b) {
     view_block(d, 0);
     LOOP for (u32 i = b->pending.first; i; i = d->pool[i].next) d->pool[i].level = P_ENDED;
     b->pending.first = b->pending.last = 0;
 }
 
-// Called before the scheduler checks whether a polled word has changed: puts the view of the block in memory if the
-// block has a pending store near that word.
+// Puts the view of a block in memory if the block has a pending store near a polled word. Called before the scheduler
+// checks whether the word has changed.
 FN void delay_look(Delay* d, Block* b, u64 addr) {
     if (!b->pending.first || d->shown_block == b) return;
     LOOP for (u32 i = d->buckets[bucket_of(addr)]; i; i = d->pool[i].bucket_next)
-        if (d->pool[i].owner == b->owner && d->pool[i].level == P_BLOCK && same_chunk(&d->pool[i], addr)) {
+        if (d->pool[i].owner == b->owner && d->pool[i].level == P_BLOCK && same_sector(&d->pool[i], addr)) {
             view_block(d, b);
             return;
         }
 }
 
-// Called at the end of a pass: passes on the stores that are due. The more stores the table has, the more rarely it is
-// searched.
+// Propagates the stores that are due, by one step. Called at the end of a pass. The more stores the table has, the more
+// rarely it is searched.
 FAR void delay_pass(Engine* e) {
     Delay* d = e->delay;
     d->pass++;
@@ -221,26 +225,26 @@ FAR void delay_pass(Engine* e) {
     LOOP for (u32 i = 1; i <= d->highest; i++) {
         PendingStore* p = &d->pool[i];
         if (p->level == P_FREE) continue;
-        if (p->due_pass <= now) pass_on(e, d, i);
+        if (p->due_pass <= now) propagate(e, d, i);
         if (p->level != P_FREE && p->due_pass < d->earliest_due) d->earliest_due = p->due_pass;
     }
     e->work += d->highest;
 }
 
-// Passes all stores on to everybody.
+// Propagates all stores to all devices and the host.
 FAR void delay_flush(Engine* e) {
     Delay* d = e->delay;
     LOOP for (u32 i = 1; i <= d->highest; i++)
-        if (d->pool[i].level == P_BLOCK || d->pool[i].level == P_ENDED) pass_on(e, d, i);
-    LOOP for (u32 k = 0; k < 8; k++) pass_on_device(d, k);
+        if (d->pool[i].level == P_BLOCK || d->pool[i].level == P_ENDED) propagate(e, d, i);
+    LOOP for (u32 k = 0; k < 8; k++) propagate_device(d, k);
 }
 
-// The place of a store in the order in which delay_idle passes stores on, highest first: the newest with seed 0, else
-// pseudo-random.
+// The priority of a store in delay_idle, which propagates the stores of the highest priority: with seed 0 the newest
+// store has it, else the priorities are pseudo-random.
 FN u64 idle_rank(Engine* e, PendingStore* p) { return e->seed ? hash(e->seed + p->order * 0x9E3779B97F4A7C15ull) >> 16 : p->order; }
 
-// Called when nothing else can run: passes one store on by one level, or up to an eighth of the stores if there are
-// many. Returns 0 if no store was pending.
+// Propagates one store by one step, or up to an eighth of the stores if there are many. Called when nothing else can
+// run. Returns 0 if no store was pending.
 FAR u32 delay_idle(Engine* e, Launch** launches, u32 n) {
     Delay* d = e->delay;
     if (!d->live_count) return 0;
@@ -258,10 +262,10 @@ FAR u32 delay_idle(Engine* e, Launch** launches, u32 n) {
         if (rank > high) high = rank;
     }
     low = high - (d->live_count < 32 ? 0 : (high - low) / 8);
-    u64 last = d->last_order;  // an entry that reaches the device in this loop gets a larger number and is skipped
+    u64 last = d->last_order;  // an entry that this loop propagates to the device gets a larger `order`, and is skipped
     LOOP for (u32 i = 1; i <= d->highest; i++) {
         PendingStore* p = &d->pool[i];
-        if (p->level != P_FREE && p->order <= last && idle_rank(e, p) >= low) pass_on(e, d, i);
+        if (p->level != P_FREE && p->order <= last && idle_rank(e, p) >= low) propagate(e, d, i);
     }
     e->work += d->highest * 2;
     return 1;
@@ -269,16 +273,16 @@ FAR u32 delay_idle(Engine* e, Launch** launches, u32 n) {
 
 // For Python ----------------------------------------------------------------------------------------------------------
 
-// The size of the zeroed memory for Engine::delay.
+// Returns the bytes that Engine::delay needs. The memory must be zeroed.
 API u64 rt_delay_bytes() { return sizeof(Delay); }
 
-// Called when a launch is stopped before its end: its stores are performed.
+// Propagates the stores of a launch to all devices and the host. Called when the launch is stopped before its end.
 API void rt_delay_end(Engine* e, Launch* l) {
     if (!l->pending) return;
     Delay* d = e->delay;
     LOOP for (u32 i = 1; i <= d->highest; i++) {
         PendingStore* p = &d->pool[i];
-        if ((p->level == P_BLOCK || p->level == P_ENDED) && p->launch == l) pass_on(e, d, i);
+        if ((p->level == P_BLOCK || p->level == P_ENDED) && p->launch == l) propagate(e, d, i);
     }
-    pass_on_device(d, l->device);
+    propagate_device(d, l->device);
 }

@@ -38,7 +38,7 @@ FAR void notice(Launch* l, Thread* t, u32 kind, u32 lane) {
     n->lane = lane;
 }
 
-// Asks the engine's Python code whether an interrupt is pending. If so, the launch ends with a fault.
+// Asks the engine's Python code whether an interrupt is pending. If so, ends the launch with a fault and returns 1.
 FAR u32 interrupted(Thread* t, u32 site) {
     if (!rt_call(t->launch->engine->print, 0)) return 0;
     fault(t->launch, t, F_INTERRUPTED, site, 0, 0, 0, 0);

@@ -57,8 +57,8 @@ define i64 @rt_now() {
 
 
 class NativeModule:
-    """A loaded module: its kernels by name, its module variables, their size in bytes, and its code, which it keeps
-    loaded.
+    """A loaded module: its kernels by name, its module variables, the total size of these in bytes, and its code,
+    which stays loaded as long as the object exists.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class NativeModule:
         self._code = code
 
     def address(self, symbol: str) -> int:
-        """The address of a function. KeyError if the module has none of that name."""
+        """The address of a function. Raises KeyError if the module has none of that name."""
         found = int(self._code.get_function_address(symbol))
         if not found:
             raise KeyError(symbol)
@@ -105,8 +105,8 @@ def _identity() -> bytes:
 
     digest = hashlib.sha256()
     emulator = _HERE.parent
-    for room in (emulator.parent / "ptx", emulator / "abi", emulator / "translate", _HERE):
-        for path in sorted(room.rglob("*.py")):
+    for folder in (emulator.parent / "ptx", emulator / "abi", emulator / "translate", _HERE):
+        for path in sorted(folder.rglob("*.py")):
             digest.update(path.read_bytes())
     cpu = llvm.get_host_cpu_name() + llvm.get_host_cpu_features().flatten()
     digest.update(f"{llvmlite.__version__} {llvm.llvm_version_info} {llvm.get_process_triple()} {cpu}".encode())
@@ -273,6 +273,7 @@ def compile_native(name: str = RUNTIME) -> str:
         )
     except DriverUnavailable as error:
         raise DriverUnavailable(
-            f"the emulated driver has its native runtime compiled where drvfuse is not installed from a wheel: {error}"
+            "drvfuse was not installed from a wheel, so the emulated driver must compile its native runtime, "
+            f"which failed: {error}"
         ) from None
     return image.ptx

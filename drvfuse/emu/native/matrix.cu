@@ -15,7 +15,7 @@ const u32 LANES = 32;
 
 API u32 rt_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site);
 
-// The thread of a lane of the warp whose first lane has the thread `first`.
+// The thread of lane `lane` of a warp. `first` is the thread of lane 0 of this warp.
 FN Thread* lane_of(Thread* first, u32 lane) { return (Thread*)((u8*)first + (u64)lane * first->launch->frame_stride); }
 
 // The exchange area of a lane.
@@ -23,14 +23,14 @@ FN u32* exchange(Thread* t) { return (u32*)((u8*)t + t->op_a); }
 
 // Products ------------------------------------------------------------------------------------------------------------
 
-// The sum of two fp32 numbers or, with `half`, fp16 numbers, by their bits.
+// Adds two fp32 numbers or, with `half`, fp16 numbers. Takes and returns their bits.
 FN u32 add(u32 x, u32 y, u32 half) {
     if (half) return to_half(of_half(x) + of_half(y));
     return bits_of(__fadd_rn(__uint_as_float(x), __uint_as_float(y)));
 }
 
-// A product by `steps` steps of the tensor cores. Each step adds an equal part of the products to the sum so far, which
-// begins with C. For FP8 it begins with zero, and C is added at the end by an ordinary addition.
+// Computes a matrix product by `steps` steps of the tensor cores. Each step adds an equal part of the products to the
+// sum so far, which begins with C. For FP8 it begins with zero, and C is added at the end by an ordinary addition.
 FAR void tensor(const Product* p, const u32* a_bits, const u32* b_bits, const u32* c, u32* d) {
     Side a, b;
     u32 k = p->k, step = k / p->steps, late = p->method == MX_FP8, kind = late ? MX_F16 : p->kind[0];
@@ -55,7 +55,7 @@ FAR void tensor(const Product* p, const u32* a_bits, const u32* b_bits, const u3
         }
 }
 
-// The product m8n8k4, which an H200 computes by fp32 operations of its ordinary cores.
+// Computes the matrix product m8n8k4, which an H200 computes by ordinary fp32 operations, not by tensor cores.
 FAR void chain(const Product* p, const u32* a_bits, const u32* b_bits, const u32* c, u32* d) {
     LOOP for (u32 i = 0; i < 8; i++)
         LOOP for (u32 j = 0; j < 8; j++) {
@@ -79,7 +79,7 @@ FAR void chain(const Product* p, const u32* a_bits, const u32* b_bits, const u32
 
 FN s32 integer_of(u32 bits, u32 kind) { return kind == MX_S8 ? (s32)(signed char)bits : (s32)bits; }
 
-// A product of integers.
+// Computes a matrix product with integer elements.
 FAR void integers(const Product* p, const u32* a, const u32* b, const u32* c, u32* d) {
     u32 k = p->k;
     LOOP for (u32 i = 0; i < p->m; i++)
@@ -125,7 +125,8 @@ FN void scatter(Thread* first, const Product* p, const u16* places, const u32* e
     }
 }
 
-// mma and wmma.mma: op_addr is the address of the Product. The exchange areas hold A, B and C, which D then replaces.
+// mma and wmma.mma: op_addr is the address of the Product. The exchange areas hold A, B and C before the call, and D
+// after it.
 API u32 mx_multiply(Thread* first) {
     const Product* p = (const Product*)first->op_addr;
     u32 a[MOST], b[MOST], c[MOST], d[MOST];
@@ -152,9 +153,10 @@ API u32 mx_multiply(Thread* first) {
 //
 // ldmatrix and stmatrix, for matrices of 8 x 8 elements of 16 bits. Lane 4 r + c has the elements 2 c and 2 c + 1 of
 // row r or, transposed, of column r. Lane 8 i + r has the address of row r of matrix i in op_addr. op_b is the number
-// of matrices, and op_c is 1 for transposed. The access to a row counts as one of the lane that has its address.
+// of matrices, and op_c is 1 if they are transposed. The access to a row counts as an access of the lane that has the
+// address of the row.
 
-// The address of a matrix row, which `lane` has given.
+// The row of a matrix whose address is in op_addr of lane `lane`.
 FN u16* row_of(Thread* first, u32 lane) { return (u16*)lane_of(first, lane)->op_addr; }
 
 // Checks and counts the access of a lane to its row. Returns 1 after recording a fault.
@@ -163,7 +165,8 @@ FN u32 row_refused(Thread* first, u32 lane, u32 flags) {
     return rt_access(t, t->op_addr, 16, flags | SPACE_SHARED << SPACE_SHIFT, t->site);
 }
 
-// The row (row_in) and the column (column_in) in a matrix of an element, 0 or 1, of a lane's register.
+// A lane's register holds two elements of a matrix, 0 and 1. These functions return the row and the column of one of
+// them.
 FN u32 row_in(u32 lane, u32 element, u32 transposed) { return transposed ? lane % 4 * 2 + element : lane / 4; }
 
 FN u32 column_in(u32 lane, u32 element, u32 transposed) { return transposed ? lane / 4 : lane % 4 * 2 + element; }

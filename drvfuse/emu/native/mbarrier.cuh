@@ -8,7 +8,7 @@
 //
 // An arrival is a strong atomic with release semantics at its scope. A wait is a strong load, which acquires if it
 // finds the phase complete. The scheduler and the race detector treat them so, and a thread that polls an mbarrier is
-// not resumed until the word changes. A thread that waits for a phase late also learns what arrivals of the next phase
+// not resumed until the word changes. A thread that finds a phase complete also learns what arrivals of the next phase
 // have released by then.
 #pragma once
 
@@ -39,9 +39,10 @@ FN u64 dropped(u64 word, u32 count, u32* error) {
     return count > expected ? word : word - ((u64)count << MBARRIER_EXPECTED_SHIFT);
 }
 
-// An operation (Mbarrier) on the mbarrier at `addr`. Returns 0, or 1 after recording a fault. Thread::op_value is the
-// word before the operation. For MB_TEST, op_pred says whether the phase with the parity of `state` has completed, and
-// `order` has the flags with which the load acquires if so.
+// Executes an operation (Mbarrier) on the mbarrier at `addr`. Returns 0, or 1 after recording a fault. Thread::op_value
+// is the word before the operation. For MB_TEST, op_pred says whether the phase with the parity of `state` has
+// completed. `order` has the order, scope and state space of the access; MB_TEST acquires only if the phase has
+// completed.
 API u32 rt_mbarrier(Thread* t, u64 addr, u32 op, u32 count, u32 bytes, u64 state, u32 order, u32 site) {
     Launch* l = t->launch;
     u32 found, error = E_NONE;

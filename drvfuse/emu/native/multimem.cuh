@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Accesses by multicast addresses: multimem.ld_reduce, .st and .red.
 //
-// A multicast address stands for one address in the memory of each device of its team; these addresses are its members
+// A multicast address means one address in the memory of each device of its team; these addresses are its members
 // (space/members.py). An access is checked at the multicast address, for alignment and the device's access rights, and
 // then made at each member, in an order that the seed draws for each access (seed 0: the order of the devices). A
 // store or reduction has the same operand at each member. A load combines the words of the members in that order, in
@@ -44,7 +44,7 @@ FAR u64 polled_low(Engine* e, u64 addr, u32 size) {
     return all;
 }
 
-// The reduction of `count` words of `bits` bits, for a load. `how` has a Reduce, an Element and an Accumulate.
+// Combines `count` words of `bits` bits, for a load. `how` has a Reduce, an Element and an Accumulate.
 FN u64 reduce_word(u64* word, u32 count, u32 how, u32 bits) {
     u32 reduce = how & 15, element = how >> ELEMENT_SHIFT & 15, accumulate = how >> ACCUMULATE_SHIFT;
     u32 width = width_of(element);
@@ -157,9 +157,9 @@ API u32 rt_multimem(Thread* t, u64 addr, u32 size, u32 flags, u32 how, u64 low, 
     }
     LOOP for (u32 i = 0; i < count; i++)
         if (at_member(t, member[i], size, flags, site)) return 1;
-    u32 told = flags & A_STRONG && !e->repeats_poll;
+    u32 is_event = flags & A_STRONG && !e->repeats_poll;
     if (flags & A_STRONG) e->repeats_poll = e->skips_check = 0;
-    if (told && write) {
+    if (is_event && write) {
         u32 atomic = flags & A_ATOMIC;
         note(l, t->block, t->linear, atomic ? V_ATOMIC : V_STORE, site, addr, atomic ? low_of(member[0], size) : 0, flags);
     }
@@ -178,6 +178,6 @@ API u32 rt_multimem(Thread* t, u64 addr, u32 size, u32 flags, u32 how, u64 low, 
         if (half) t->op_seen = result;
         else t->op_value = result;
     }
-    if (told && !write) note(l, t->block, t->linear, V_LOAD, site, addr, t->op_value, flags);
+    if (is_event && !write) note(l, t->block, t->linear, V_LOAD, site, addr, t->op_value, flags);
     return 0;
 }

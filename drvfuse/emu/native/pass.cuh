@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pass gives every resident block of every launch a turn, and starts blocks in free slots.
+// A pass gives every resident block of every launch a turn, and starts blocks in free block slots.
 #pragma once
 
 #include "block.cuh"
 
-// Gives each resident block of a launch a turn, then starts blocks in free slots and gives them a turn. Returns the
-// number of resumes plus the number of clusters started. Launch::part stays 1 if the work limit of the call ends this
-// early.
+// Gives each resident block of a launch a turn, then starts blocks in free block slots and gives them a turn. Returns
+// the number of resumes plus the number of clusters started. Launch::part stays 1 if the work limit of the call ends
+// this early.
 FAR u32 turn_launch(Launch* l, u32 force, u64 random) {
     u32 ran = 0, high = l->slots_used;
     u32 start = high && random ? (u32)(random % high) : 0;
@@ -30,14 +30,14 @@ FAR u32 turn_launch(Launch* l, u32 force, u64 random) {
             return ran;
         }
         u32 first = l->free_groups[--l->free_count] * size;
-        u32 group = l->next / size;
+        u32 cluster_index = l->next / size;
         l->next += size;
-        // Slots that were never used contain arbitrary bytes: marks these slots as free.
+        // Block slots that were never used contain arbitrary bytes, so they are marked as free.
         LOOP for (; l->slots_used < first + size; l->slots_used++) ((Block*)(l->slots + l->slots_used * l->slot_stride))->active = 0;
         l->engine->progress++;
         l->engine->quiet = l->engine->strain = 0;
         ran++;
-        LOOP for (u32 i = 0; i < size; i++) start_block(l, first + i, group, i);
+        LOOP for (u32 i = 0; i < size; i++) start_block(l, first + i, cluster_index, i);
         LOOP for (u32 i = 0; i < size; i++) {
             Block* b = (Block*)(l->slots + (first + (u32)((random % size + i) % size)) * l->slot_stride);
             ran += run_block(l, b, 0);
@@ -51,7 +51,7 @@ FAR u32 turn_launch(Launch* l, u32 force, u64 random) {
     return ran;
 }
 
-// turn_launch with the view of the launch's device in memory, if stores are delayed.
+// Runs turn_launch. If stores are delayed, memory meanwhile holds the view of the launch's device.
 FN u32 run_launch(Launch* l, u32 force, u64 random) {
     Delay* d = l->engine->delay;
     if (!d) return turn_launch(l, force, random);
@@ -62,12 +62,12 @@ FN u32 run_launch(Launch* l, u32 force, u64 random) {
         l->state = DONE;
         ran++;
     }
-    if (l->state == DONE) pass_on_device(d, l->device);
+    if (l->state == DONE) propagate_device(d, l->device);
     return ran;
 }
 
-// One pass over the launches. Returns the number of resumes plus the number of clusters started. Engine::pass_open
-// stays 1 if the work limit of the call ends the pass early.
+// Makes one pass over the launches. Returns the number of resumes plus the number of clusters started.
+// Engine::pass_open stays 1 if the work limit of the call ends the pass early.
 FAR u32 run_pass(Engine* e, Launch** launches, u32 n, u32 force) {
     if (!e->pass_open) {
         e->pass_open = 1;

@@ -2,8 +2,9 @@
 // Words that threads poll. A thread that polls a word in a loop is not resumed while the word has not changed.
 //
 // A thread suspends before each strong load and atomic. It polls if it comes back to an access that it has made before,
-// which means the same address and the same instruction. For each thread, a Poll remembers the words of its accesses
-// since its last store and their values. runtime.cu says how the run goes on when all threads poll unchanged words.
+// which means the same address and the same instruction. For each thread, a Poll holds the words that the thread has
+// accessed since its last store, with their values. runtime.cu says how the run goes on when all threads poll unchanged
+// words.
 #pragma once
 
 #include "cluster.cuh"
@@ -11,8 +12,8 @@
 
 FN Poll* poll_of(Block* b, Thread* t) { return b->polls + t->linear; }
 
-// Called when a thread is suspended before an access: sets POLL_KNOWN in Thread::polls if it has made this access
-// before.
+// Sets POLL_KNOWN in Thread::polls if the thread has made this access before. Called when the thread is suspended
+// before the access.
 FAR void look_up(Block* b, Thread* t) {
     Poll* p = poll_of(b, t);
     u32 n = t->polls & POLL_COUNT;
@@ -50,7 +51,7 @@ FAR u32 spinning(Launch* l, Block* b, Thread* t) {
     return !changed;
 }
 
-// Called before the access of a poll: remembers the value that the poll will read.
+// Remembers the value that a poll will read. Called before the access of the poll.
 FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
     Engine* e = l->engine;
     Poll* p = poll_of(b, t);
@@ -67,8 +68,8 @@ FAR void remember(Launch* l, Block* b, Thread* t, u64 low, u64 high) {
         }
     } else {
         if (n == POLL_WORDS) {
-            // Poll is full, and begins anew. A thread that polls more words than fit in a Poll runs in every pass, and
-            // only QUIET_LIMIT ends its deadlock.
+            // The Poll is full, so it is filled again from the start. A thread that polls more words than fit in a Poll
+            // runs in every pass, so only QUIET_LIMIT shows that it waits for ever.
             n = 0;
         } else if (e->quiet < QUIET_LIMIT) {
             e->progress++;

@@ -9,15 +9,15 @@
 //
 // Terms
 //
-//     clock       What a thread knows: the set of accesses that happen before its next access (clock.cuh). A clock is a
-//                 vector clock, so "a thread knows an access" and "the access happens before it" mean the same here.
+//     clock       What a thread knows: the set of accesses that happen before its next access (clock.cuh). Thus "a
+//                 thread knows an access" means that the access happens before whatever the thread does next.
 //     to learn    To join a clock with another one.
 //     agent       Who makes accesses: a thread, or an asynchronous copy that counts as a thread of its own.
 //     line        16 aligned bytes of memory.
 //     entry       The record of one past access, or of like accesses by lanes of a warp (race_entry.cuh). Each line has
 //                 a list of entries. An access is checked against the entries of its bytes, and then recorded.
 //     location    The state of bytes that a strong write has written: the last strong write, and what is published
-//                 there. It stands in the list of its line.
+//                 there. It is in the list of its line.
 //     to publish  To leave a clock at a location, from which strong reads learn it.
 //     fence       fence.acq_rel, fence.sc or membar, of a scope.
 //
@@ -111,9 +111,9 @@ struct Access {
     Launch* launch;            // null for a copy or fill
     RaceBlock* block_state;    // null for a copy or fill
     RaceThread* thread_state;  // null for a copy or fill, and for a block at its end
-    u32 op, block, warp;       // who makes the access: operation, block, warp
+    u32 op, block, warp;       // the operation, block and warp that make the access
     u32 lane_bit;              // the lane, as a mask with one bit
-    u32 time;                  // the time of the thread
+    u32 time;                  // the time (clock.cuh) of the thread
     u32 site;                  // the instruction; VIA_MULTICAST is set if it uses a multicast address
     u32 flags;                 // the flags A_ of the access
     u32 kind;                  // Entry::kind for the access; its scope is the one in which the access is morally strong
@@ -123,17 +123,17 @@ struct Access {
     u32 agent;                 // Entry::block for the access: `block`, with AGENT_PENDING or AGENT_BULK for a copy
     u32 copy_number;           // with AGENT_BULK: the number of the bulk copy in its block
     u32 repeats_poll;          // 1 for a poll that reads the same value as the last poll of the thread
-    u32 is_plain;              // 1 for a thread's weak access that is no operation on an mbarrier
-    Ref clock;                 // what is known at the access; its owner is the thread, the operation or the block
-    Ref shared_entry;          // for a copy or fill: its entry for lines that it accesses as a whole, else 0
+    u32 is_plain;              // 1 for a thread's access with none of the flags NOT_PLAIN (race_quick.cuh)
+    Ref clock;                 // what the thread, operation or block knows at the access; it owns the reference
+    Ref shared_entry;          // for a copy or fill: the entry that its fully accessed lines share; else 0
     u64 addr;                  // the first byte, for reports
     u64 event_count;           // the number of events so far, for reports
     u32 size;                  // bytes of the whole access, for reports
-    u32 thread;                // the number of the thread in its block, for reports
+    u32 thread;                // the index of the thread in its block, for reports
     u32 variant;               // Entry::variant for the access
 };
 
-// Each slot of a launch has a RaceBlock, which the RaceThreads of its threads follow (abi/structs).
+// Each block slot of a launch has a RaceBlock. The RaceThreads of its threads follow it in memory (Launch::races).
 FN u32 size_of_races(Launch* l) { return sizeof(RaceBlock) + l->threads * sizeof(RaceThread); }
 FN RaceThread* race_thread(Block* b, u32 i) { return (RaceThread*)(b->race + 1) + i; }
 
@@ -141,7 +141,7 @@ FN RaceThread* race_thread(Block* b, u32 i) { return (RaceThread*)(b->race + 1) 
 
 FN u32 same_block(Access* access, u32 op, u32 block) { return op == access->op && block == access->block; }
 
-// The number of a block's cluster in its launch.
+// The index of the cluster of a block.
 FAR u32 cluster_of(Launch* l, u32 block) {
     u32 cx = l->cluster & 0xFF, cy = l->cluster >> 8 & 0xFF, cz = l->cluster >> 16 & 0xFF;
     u32 x = block % l->nctaid[0], y = block / l->nctaid[0] % l->nctaid[1], z = block / l->nctaid[0] / l->nctaid[1];
@@ -163,14 +163,14 @@ FN u32 scope_needed(Access* access, u32 op, u32 block) {
 
 FN u32 scope_of(u32 kind) { return kind >> ENTRY_SCOPE_SHIFT & 3; }
 
-// Whether the current access and that of an entry are morally strong. Then they do not race, even without an order.
+// Whether the current access and that of an entry are morally strong. If so, they do not race, even without an order.
 FN u32 morally_strong(Access* access, Entry* e) {
     if (!(e->kind & access->kind & N_STRONG) || e->variant != access->variant) return 0;
     u32 needed = scope_needed(access, e->op, e->block & ~AGENT_BULK);
     return scope_of(e->kind) >= needed && scope_of(access->kind) >= needed;
 }
 
-// Whether the accesses that these lanes made with an entry happen before the current access.
+// Whether the accesses that an entry records for these lanes happen before the current access.
 FN u32 ordered(Access* access, Entry* e, u32 lanes) {
     if (same_block(access, e->op, e->block)) {
         if (!access->thread_state || e->time < access->block_state->barrier_time) return 1;

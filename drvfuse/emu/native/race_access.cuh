@@ -4,7 +4,7 @@
 
 #include "race_check.cuh"
 
-// Makes an Access for a block as a whole, at its end. The caller adds the address.
+// Fills in an Access that a block makes at its end. The caller adds the address.
 FN void begin_block_access(Access* access, Launch* l, Block* b) {
     access->race = l->engine->race;
     access->launch = l;
@@ -22,8 +22,8 @@ FN void begin_block_access(Access* access, Launch* l, Block* b) {
     access->event_count = l->engine->event_count;
 }
 
-// Makes an Access for a thread; the caller sets its address, size, flags, kind and site. Also settles the doubts of
-// the last store (race_report.cuh).
+// Fills in an Access for a thread. The caller adds the address, the size, the flags, the kind and the site. Also
+// settles the doubts of the last store (race_report.cuh).
 FN void begin_access(Access* access, Thread* t) {
     Launch* l = t->launch;
     Block* b = t->block;
@@ -46,8 +46,8 @@ FN void begin_access(Access* access, Thread* t) {
     access->is_plain = 0;
 }
 
-// For an access to the shared memory of another block of the cluster: reports the access unless the start of that
-// block is ordered before it, for example by a barrier of the cluster.
+// Reports an access to the shared memory of another block of the cluster, unless the start of that block is ordered
+// before the access, for example by a barrier of the cluster.
 FAR void race_other_block(Access* access, Thread* t, u64 addr) {
     u64 off = addr - t->block->cluster_shared_base;
     if (off >= access->launch->cluster_window) return;
@@ -109,8 +109,8 @@ FAR void race_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     if (access.releases && (access.kind & N_WRITE)) access.thread_state->time++;
 }
 
-// A fence of `scope` by a thread. If `acquires`, the thread learns what its relaxed reads have found. If `releases`,
-// the thread's later strong writes publish what it knows now.
+// Records a fence of `scope` by a thread. If `acquires`, the thread learns what its relaxed reads have found. If
+// `releases`, the thread's later strong writes publish what it knows now.
 FAR void race_fence(Thread* t, u32 scope, u32 acquires, u32 releases) {
     Access access;
     begin_access(&access, t);
@@ -128,7 +128,7 @@ FAR void race_fence(Thread* t, u32 scope, u32 acquires, u32 releases) {
     access.thread_state->time++;
 }
 
-// fence.proxy.async by a thread: the block's bulk copies may read what the thread knows now.
+// Records a fence.proxy.async by a thread: the block's bulk copies may now read what the thread knows.
 FAR void race_proxy_fence(Thread* t) {
     Access access;
     begin_access(&access, t);

@@ -5,7 +5,7 @@
 
 #include "race_access.cuh"
 
-// A copy of the items of a clock, tagged TAG_ALIASED, as a new reference.
+// Returns a new clock with the untagged items of a clock, which get the tag TAG_ALIASED.
 FAR Ref aliased(Race* r, Ref known) {
     Clock* all = (Clock*)arena_at(r, known);
     u32 size_class, n = 0;
@@ -24,8 +24,9 @@ FAR Ref aliased(Race* r, Ref known) {
     return ref;
 }
 
-// fence.proxy.alias by a thread: its clock gets tagged items for what it knows of others. Its own accesses so far are
-// recorded by RaceThread::alias_fence_time alone, so that the threads of a block can still share one clock.
+// Records a fence.proxy.alias by a thread. Adds a copy of each item, tagged TAG_ALIASED, to the thread's clock. The
+// thread's own accesses since the last barrier are recorded by RaceThread::alias_fence_time alone, so that the threads
+// of a block can still share one clock.
 FAR void race_alias_fence(Thread* t) {
     Access access;
     begin_access(&access, t);

@@ -13,14 +13,14 @@
 
 #include "race_access.cuh"
 
-// What a barrier collects from its lanes. It owns its references.
+// The clocks that lanes bring to a barrier, joined. A Meeting owns its references.
 struct Meeting {
-    Ref known;                               // the join of their clocks
-    Ref fence_release[4], fence_acquire[4];  // the same for these clocks, by scope, if joins_fences
+    Ref known;                               // the join of the lanes' clocks
+    Ref fence_release[4], fence_acquire[4];  // the joins of the lanes' clocks of these names; 0 unless joins_fences
     u32 joins_fences;
 };
 
-// Joins the clocks of these lanes of a warp into a meeting. Returns the latest of their times.
+// Joins the clocks of these lanes of a warp into *m. Returns the latest of the lanes' times.
 FAR u32 join_lanes(Launch* l, Block* b, u32 w, u32 lanes, Meeting* m) {
     Race* r = l->engine->race;
     u32 last = 0, aliased = 0;
@@ -47,7 +47,7 @@ FAR u32 join_lanes(Launch* l, Block* b, u32 w, u32 lanes, Meeting* m) {
     return last;
 }
 
-// Gives each of these lanes the joined clocks of a meeting and the common time.
+// Gives each of these lanes the clocks of *m, and the time `time`.
 FAR void give_lanes(Race* r, Block* b, u32 w, u32 lanes, u32 time, Meeting* m) {
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1) {
         RaceThread* t = race_thread(b, w * 32 + FFS(rest) - 1);
@@ -64,12 +64,12 @@ FAR void give_lanes(Race* r, Block* b, u32 w, u32 lanes, u32 time, Meeting* m) {
     }
 }
 
-// Adds the accesses of these lanes before `time` to a clock.
+// Adds the accesses of these lanes before `time` to the clock *known.
 FN void learn_lanes(Race* r, Launch* l, Block* b, Ref* known, u32 w, u32 lanes, u32 time) {
     assign(r, known, with_items(r, *known, l->op, b->index, b->race->barrier_time, w, lanes, time));
 }
 
-// bar.warp.sync of these lanes.
+// Records a bar.warp.sync: orders the earlier accesses of these lanes before their later ones.
 FAR void race_warp_sync(Launch* l, Block* b, u32 w, u32 lanes) {
     Race* r = l->engine->race;
     Meeting m = {};
@@ -79,8 +79,8 @@ FAR void race_warp_sync(Launch* l, Block* b, u32 w, u32 lanes) {
     release(r, m.known);
 }
 
-// Called when lanes of a warp arrive at a barrier without waiting for it. *known is the clock that the arrivals of this
-// phase publish.
+// Records that lanes of a warp arrive at a barrier without waiting for it: adds what they know to *known, the clock
+// that the arrivals of this phase publish.
 FAR void race_arrive(Launch* l, Block* b, Ref* known, u32 w, u32 lanes) {
     Race* r = l->engine->race;
     Meeting m = {};
@@ -91,7 +91,7 @@ FAR void race_arrive(Launch* l, Block* b, Ref* known, u32 w, u32 lanes) {
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1) race_thread(b, w * 32 + FFS(rest) - 1)->time = time;
 }
 
-// The lanes of a warp that wait at a barrier.
+// The lanes of a warp that wait at barrier `id`.
 FN u32 waiting_at(Launch* l, Block* b, u32 id, u32 w) {
     u32 lanes = b->warps[w].barrier & ~b->warps[w].gathered;
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1)
@@ -99,7 +99,8 @@ FN u32 waiting_at(Launch* l, Block* b, u32 id, u32 w) {
     return lanes;
 }
 
-// Called before the threads at barrier `id` continue. `all`: all threads of the block that have not exited wait there.
+// Records that barrier `id` is complete: joins the clocks of the threads that wait there, and gives them the result.
+// Called before they continue. `all`: all threads of the block that have not exited wait there.
 FAR void race_barrier(Launch* l, Block* b, u32 id, u32 all) {
     Race* r = l->engine->race;
     RaceBlock* state = b->race;

@@ -9,7 +9,7 @@
 #include "race_barriers.cuh"
 #include "race_range.cuh"
 
-// Called when a block starts in a slot.
+// Sets up the race detector's state for a block that starts in a block slot.
 FAR void race_start_block(Launch* l, Block* b, u32 slot) {
     Race* r = l->engine->race;
     RaceBlock* state = b->race = (RaceBlock*)(l->races + (u64)slot * size_of_races(l));
@@ -30,8 +30,8 @@ FAR void race_start_block(Launch* l, Block* b, u32 slot) {
     race_clear(r, b->shared_base, l->shared_bytes);
 }
 
-// Called when a thread exits: the end clock of its block learns what the thread knew, what its relaxed reads had found,
-// and the reads that it had learnt by flags (flag_reads).
+// Adds to the end clock of a block what is known to a thread that exits: its clock, what its relaxed reads have found
+// published, and the reads that it has learnt by flags (flag_reads).
 FAR void race_exit(Thread* t) {
     Race* r = t->launch->engine->race;
     RaceThread* rt = race_thread(t->block, t->linear);
@@ -49,7 +49,8 @@ FAR void race_exit(Thread* t) {
     }
 }
 
-// Called when all threads of a block have exited: releases the clocks of the block.
+// Joins the end clock of a block to that of its launch, and releases the clocks of the block. Called when all threads
+// of the block have exited.
 FAR void race_finish_block(Launch* l, Block* b) {
     Race* r = l->engine->race;
     learn(r, &l->end, b->race->end_clock);
@@ -61,13 +62,14 @@ FAR void race_finish_block(Launch* l, Block* b) {
     LOOP for (u32 i = 0; i < MISSED_FLAGS; i++) assign(r, &b->race->missed_flags[i].clock, 0);
 }
 
-// Called when all blocks of a cluster have ended. `lead` is the block of rank 0.
+// Releases the clocks of a cluster. Called when all its blocks have ended. `lead` is the block of rank 0.
 FN void race_finish_cluster(Race* r, RaceBlock* lead) {
     assign(r, &lead->cluster_arrivals, 0);
     assign(r, &lead->cluster_phase_clock, 0);
 }
 
-// griddepcontrol.wait by a thread: it learns the primary of its launch, as fenced at system scope.
+// Records a griddepcontrol.wait by a thread. The thread learns Launch::primary, the clock of the primary kernel, which
+// counts as fenced at system scope.
 FAR void race_gdc_wait(Thread* t) {
     Launch* l = t->launch;
     RaceThread* rt = race_thread(t->block, t->linear);
@@ -75,8 +77,8 @@ FAR void race_gdc_wait(Thread* t) {
     learn(l->engine->race, &rt->fence_release[SCOPE_SYS], l->primary);
 }
 
-// Python calls this when a launch has ended or was stopped. Returns the clock of what its threads knew at their end, as
-// a reference that the caller owns.
+// Returns the join of what the threads of a launch knew at their ends, as a reference that the caller owns. Called by
+// Python when the launch has ended or was stopped.
 API u32 rt_race_settle(Launch* l) {
     LOOP for (u32 slot = 0; slot < l->slots_used; slot++) {
         Block* b = (Block*)(l->slots + slot * l->slot_stride);

@@ -5,10 +5,11 @@
 //
 //     1. A strong read learns what is published at its location, and its observation is recorded.
 //
-//     2. The access is compared with each entry that has bytes in common with it, if one of the two is a write. If they
-//        are not ordered, not morally strong and not observed, the pair is a race, or a doubt.
+//     2. The access is compared with each entry of the same bytes, if one of the two is a write. The pair is a race, or
+//     a doubt (race_report.cuh), if the two are neither ordered nor morally strong, and no observation orders them.
 //
-//     3. Entries that the access makes superfluous are dropped. An entry that it can share gets its lane.
+//     3. Entries that the access makes superfluous are dropped. If the access can share an entry, its lane is added to
+//     the entry.
 //
 //     4. If there is no entry to share, the access gets a new one.
 //
@@ -45,7 +46,7 @@ FN u32 unaliased(Access* access, Entry* e, u32 lanes) {
     return lanes && !knows(access->race, access->clock, e->op, e->block | TAG_ALIASED, e->warp, lanes, e->time);
 }
 
-// Reports an entry that is ordered before the current access, if that order is not enough.
+// Reports a race with an entry that is ordered before the current access, if that order is not enough.
 FN void check_ordered(Access* access, Entry* e, u32 lanes, u64 addr) {
     if (stale(access, e, lanes)) report_race(access, e, lanes, addr, X_READ_ONLY_PATH);
     else if (unfenced(access, e, lanes)) report_race(access, e, lanes, addr, X_PROXY);
@@ -62,8 +63,9 @@ FN u32 doubtful(Access* access, Entry* e) {
     return same_block(access, e->op, e->block) && via_multicast(access->site) == via_multicast(e->site);
 }
 
-// Whether the entry of an atomic can be dropped, since the current atomic continues its chain at `v` (chains of atomics
-// in race_entry.cuh). *other_block_kept is set when the last atomic of another block is found, whose entry is kept.
+// Whether the entry of an atomic can be dropped, as the current atomic continues the same chain at `v` (chains of
+// atomics in race_entry.cuh). If other blocks have such entries, the first one in the list is kept, since it is the
+// last of their atomics; *other_block_kept is set when it is found.
 FN u32 superseded(Access* access, Location* v, Entry* e, u32* other_block_kept) {
     if (!(e->kind & N_ATOMIC) || e->op != access->op || e->site != access->site || e->kind != access->kind) return 0;
     if (e->bytes != v->bytes || e->serial - v->chain_begin > v->serial - v->chain_begin) return 0;
@@ -73,10 +75,10 @@ FN u32 superseded(Access* access, Location* v, Entry* e, u32* other_block_kept) 
     return found_before;
 }
 
-// Compares the current access with a conflicting entry, and reports a race or a doubt. `overlap` are the bytes of both,
-// `lanes` the entry's lanes that touched them, and `others` these lanes without the current one. `chain` is the
-// location whose chain the access continues, or null. Returns 1 if the entry can be dropped, since its access is
-// ordered, superseded or reported. *may_merge is cleared if the two must not share an entry.
+// Compares the current access with a conflicting entry, and records a race or a doubt (race_report.cuh). `overlap` are
+// the bytes of both, `lanes` the entry's lanes that touched them, and `others` these lanes without the current one.
+// `chain` is the location whose chain the access continues, or null. Returns 1 if the entry can be dropped, since its
+// access is ordered, superseded or reported. *may_merge is cleared if the two must not share an entry.
 FN u32 check_conflict(Access* access, Ref* cell, Entry* e, u32 overlap, u32 lanes, u32 others, u64 line,
                       Location* chain, u32* other_block_kept, u32* may_merge) {
     u64 addr = line + FFS(overlap) - 1;
@@ -104,7 +106,7 @@ FN u32 covers_strength(Access* access, Entry* e) {
 
 // Locations -----------------------------------------------------------------------------------------------------------
 
-// The location with exactly these bytes, or null. For reports, remembers locations of other sizes that a read misses.
+// The location with exactly these bytes, or null. For reports, records locations of other sizes that a read misses.
 FN Location* find_location(Access* access, Ref* cell, u32 mask, u32 reads) {
     Race* r = access->race;
     Location* found = 0;
@@ -117,7 +119,8 @@ FN Location* find_location(Access* access, Ref* cell, u32 mask, u32 reads) {
     return found;
 }
 
-// Drops the locations other than `kept` that have any of these bytes: their last write is not the last one any more.
+// Drops the locations other than `kept` that have any of these bytes. The write that they record is no longer the last
+// one.
 FN void drop_other_locations(Race* r, Ref* cell, Ref* pool, u32 mask, Location* kept) {
     LOOP for (Ref* link = cell; *link;) {
         Entry* e = (Entry*)arena_at(r, *link);
@@ -128,8 +131,8 @@ FN void drop_other_locations(Race* r, Ref* cell, Ref* pool, u32 mask, Location* 
 
 // The record of the access --------------------------------------------------------------------------------------------
 
-// If the current access is by a bulk copy, stores the number of the copy in the entry, in the form that the comment of
-// AGENT_BULK (race_entry.cuh) gives.
+// If a bulk copy makes the current access, stores the number of the copy in the entry, as the comment of AGENT_BULK
+// (race_entry.cuh) says.
 FN void set_bulk_agent(Access* access, Entry* e) {
     if ((access->agent & AGENT_BULK) != AGENT_BULK) return;
     e->warp = access->copy_number % BULK_LANES / 32;
@@ -195,9 +198,10 @@ FAR void check_line(Access* access, u64 addr, u32 mask) {
 
     Ref *link = cell, *after_writes = cell;  // after_writes: the link after the last write, where reads are inserted
     u32 merged = 0, location_bytes = 0, oldest_serial = r->write_serial + 1, other_block_kept = 0, read_count = 0;
-    // A read usually compares itself with CHECKED_READS other reads. It compares itself with all of them in three
-    // cases, so that the list does not grow without bound: if it replaces a read of another operation, as when a kernel
-    // is launched again; by a rare draw; and if it repeats a poll, so that it finds the entry of its warp.
+    // A read is usually compared with CHECKED_READS other reads. It is compared with all of them in three cases: if it
+    // replaces a read of another operation, as when a kernel is launched again; rarely, at random; and if it repeats a
+    // poll. The first two keep the list from growing without bound. The third lets the read find and share the entry of
+    // its warp.
     u32 draw = draws_whole_list(r), checks_all_reads = write || access->repeats_poll || draw;
     LOOP while (*link) {
         Entry* e = (Entry*)arena_at(r, *link);
@@ -211,7 +215,7 @@ FAR void check_line(Access* access, u64 addr, u32 mask) {
         if (both_read && !checks_all_reads && ++read_count > CHECKED_READS) break;
         u32 same_warp = same_block(access, e->op, e->block) && e->warp == access->warp;
         u32 lanes = overlap ? lanes_at(e, overlap) : e->lanes, others = same_warp ? lanes & ~access->lane_bit : lanes;
-        u32 replaceable = !others;  // whether everybody who knows the current access knows the entry's access
+        u32 replaceable = !others;  // 1 if whoever knows the current access also knows that of the entry
         u32 may_merge = same_warp && access->is_plain && e->time == access->time && kind == access->kind &&
                         e->site == access->site && e->variant == access->variant;
         if (overlap && !both_read)
@@ -262,7 +266,7 @@ FAR void check_line(Access* access, u64 addr, u32 mask) {
     if (write && strong && synchronous) write_location(access, cell, location, mask, oldest_serial);
 }
 
-// check_line for each line of a range.
+// Runs check_line for each line of a range.
 FN void check_range(Access* access, u64 addr, u64 end) {
     LOOP while (addr < end) {
         check_line(access, addr, line_mask(addr, end));

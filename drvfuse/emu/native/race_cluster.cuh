@@ -14,15 +14,15 @@
 // what. fence.mbarrier_init releases the initialisations of mbarriers and nothing else.
 //
 // st.async. When it has arrived, its mbarrier publishes the st.async itself, the reads that its thread knew before the
-// issue, and the copies that had arrived before the issue. So a buffer may be filled again after its readers. The
-// mbarrier publishes no writes of the thread, since an st.async may overtake them.
+// issue, and the copies that had arrived before the issue. So a thread that waits for the mbarrier may overwrite what
+// these reads have read. The mbarrier publishes no writes of the thread, since an st.async may overtake them.
 #pragma once
 
 #include "race_blocks.cuh"
 
-// Called when lanes of a warp arrive at the barrier of the cluster. `lead` is the block of rank 0. `releases` is 0 for
-// an arrival with .relaxed. Such an arrival publishes what the thread knew at its last fence, and an item for its
-// block at time 1, by which others know that the block has started.
+// Records that lanes of a warp arrive at the barrier of the cluster. `lead` is the block of rank 0. `releases` is 0 for
+// an arrival with .relaxed. Such an arrival publishes what the thread knew at its last fence, and an item for its block
+// at time 1, by which others know that the block has started.
 FAR void race_cluster_arrive(Launch* l, RaceBlock* lead, Block* b, u32 w, u32 lanes, u32 releases) {
     Race* r = l->engine->race;
     if (releases) {
@@ -38,13 +38,14 @@ FAR void race_cluster_arrive(Launch* l, RaceBlock* lead, Block* b, u32 w, u32 la
     }
 }
 
-// Called when all threads of the cluster have arrived or exited: the phase is complete.
+// Completes a phase of the cluster's barrier: waits of this phase will learn what its arrivals have published. Called
+// when all threads of the cluster have arrived or exited.
 FAR void race_cluster_complete(Race* r, RaceBlock* lead) {
     assign(r, &lead->cluster_phase_clock, lead->cluster_arrivals);
     lead->cluster_arrivals = 0;
 }
 
-// Called when lanes of a warp pass barrier.cluster.wait: they learn what the arrivals of its phase have published.
+// Records that lanes of a warp pass barrier.cluster.wait: they learn what the arrivals of its phase have published.
 FAR void race_cluster_wait(Race* r, RaceBlock* lead, Block* b, u32 w, u32 lanes) {
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1) {
         RaceThread* t = race_thread(b, w * 32 + FFS(rest) - 1);
@@ -53,7 +54,7 @@ FAR void race_cluster_wait(Race* r, RaceBlock* lead, Block* b, u32 w, u32 lanes)
     }
 }
 
-// fence.mbarrier_init by a thread.
+// Records a fence.mbarrier_init by a thread: releases its initialisations of mbarriers at cluster scope.
 FAR void race_init_fence(Thread* t) {
     Access access;
     begin_access(&access, t);
@@ -64,7 +65,7 @@ FAR void race_init_fence(Thread* t) {
     access.thread_state->time++;
 }
 
-// Called when a block has ended: reports accesses of other blocks to its shared memory that its threads do not know.
+// Reports accesses of other blocks to the shared memory of a block that are not ordered before the block's end.
 FAR void race_end_shared(Launch* l, Block* b) {
     Access access;
     Race* r = access.race = l->engine->race;

@@ -13,8 +13,8 @@
 
 #include "race_cluster.cuh"
 
-// The bits of Entry::kind for a reduction by elements of `bytes` bytes, whose variant is set in the access. Reductions
-// by elements of the same size do not race with one another.
+// Returns the bits of Entry::kind for a reduction with elements of `bytes` bytes, and sets the variant of the access.
+// Reductions with elements of the same size do not race with one another.
 FN u32 reduction_kind(Access* access, u32 scope, u32 bytes) {
     access->variant = FFS(bytes) - 1;
     return N_STRONG | N_ATOMIC | scope << ENTRY_SCOPE_SHIFT;
@@ -24,8 +24,8 @@ FN u32 reduction_kind(Access* access, u32 scope, u32 bytes) {
 
 const u32 NO_ARRIVAL = ~0u;
 
-// Called when a copy is issued: checks its access to a range inside one line. `flags` has A_WRITE, or A_BULK for the
-// read of a bulk copy. If not `pending`, the access is complete at once. `element` is the number of bytes of each
+// Checks the access of a copy to a range inside one line, when the copy is issued. `flags` has A_WRITE, or A_BULK for
+// the read of a bulk copy. If not `pending`, the access is complete at once. `element` is the number of bytes of each
 // element of a reduction, else 0.
 FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pending, u32 element) {
     Access access;
@@ -42,8 +42,9 @@ FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pendi
     check_line(&access, addr, line_mask(addr, addr + size));
 }
 
-// The entry of a pending copy by a thread to bytes of a line that lie in `mask`. Other copies of the same thread and
-// instruction may be pending there, too; the oldest is taken, which is the last one in the list.
+// Returns the entry of a pending copy that thread `t` has issued at `site`, and that touches only bytes in `mask` of a
+// line; null if there is none. If several such copies are pending, returns the oldest, which is the last one in the
+// list.
 FN Entry* pending_entry(Thread* t, Ref* cell, u32 mask, u32 write, u32 site) {
     Launch* l = t->launch;
     Race* r = l->engine->race;
@@ -58,9 +59,9 @@ FN Entry* pending_entry(Thread* t, Ref* cell, u32 mask, u32 write, u32 site) {
     return oldest;
 }
 
-// Called when a thread has waited for its copy: the entry becomes an access that the thread made at `time`. If an
-// mbarrier waited for the copy (cp.async.mbarrier.arrive), the entry becomes an access of that arrival, which is an
-// agent of its own with the number `arrival`; otherwise `arrival` is NO_ARRIVAL.
+// Ends the pending access of a copy. If its thread has waited for the copy, `arrival` is NO_ARRIVAL, and the access
+// becomes an access of the thread at `time`. If an arrival has waited for the copy (cp.async.mbarrier.arrive), the
+// access becomes an access of that arrival, which is an agent (race.cuh) with the number `arrival`.
 FAR void race_copied(Thread* t, u64 addr, u32 size, u32 write, u32 site, u32 time, u32 arrival) {
     Race* r = t->launch->engine->race;
     u32 mask = line_mask(addr, addr + size);
@@ -100,8 +101,8 @@ FAR void race_completes(Access* access, u64 mbarrier) {
     access->variant = 0;
 }
 
-// `known` joined with the accesses of a bulk copy, or of an arrival, as an agent. The caller's reference to `known`
-// passes to this function.
+// Returns the join of `known` and the accesses of an agent (race.cuh), which is a bulk copy or an arrival. Takes over
+// the caller's reference to `known`.
 FN Ref with_agent(Access* access, Ref known) {
     u32 lane = access->copy_number % BULK_LANES, round = 1 + access->copy_number / BULK_LANES;
     Ref joined = with_items(access->race, known, access->op, access->agent, 0, lane / 32, 1u << lane % 32, round + 1);
@@ -109,7 +110,7 @@ FN Ref with_agent(Access* access, Ref known) {
     return joined;
 }
 
-// Called when a bulk copy, or an st.async (`source` is 0), is issued: checks its accesses. Returns the clock that its
+// Checks the accesses of a bulk copy, or of an st.async (`source` is 0), when it is issued. Returns the clock that its
 // mbarrier will publish, as a new reference.
 FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32 site, u32 element) {
     Access access;
@@ -145,9 +146,9 @@ FAR Ref race_bulk(Thread* t, u64 target, u64 source, u32 size, u64 mbarrier, u32
     return with_agent(&access, known);
 }
 
-// Called for an arrival that waits for the copies which its thread has issued (cp.async.mbarrier.arrive). Stores the
-// number that the detector gives to the arrival as an agent (AGENT_BULK) in *number. Returns the clock that its
-// mbarrier will publish, as a new reference: those copies, and what the thread knows now.
+// Records an arrival that waits for the copies which its thread has issued (cp.async.mbarrier.arrive). The arrival is
+// an agent (AGENT_BULK in race_entry.cuh); its number is stored in *number. Returns the clock that the mbarrier will
+// publish, as a new reference. It includes those copies and all that the thread knows now.
 FAR Ref race_copy_arrival(Thread* t, u32* number) {
     Access access;
     begin_access(&access, t);
@@ -159,9 +160,8 @@ FAR Ref race_copy_arrival(Thread* t, u32* number) {
     return with_agent(&access, all);
 }
 
-// Called when a bulk copy, an st.async or an arrival has ended: publishes its clock at the mbarrier, for scope CTA, or
-// for scope CLUSTER if the mbarrier is of another block. The thread that issued the copy or arrival learns nothing by
-// that.
+// Publishes the clock of a bulk copy, an st.async or an arrival at its mbarrier, when it has ended. The scope is CTA,
+// or CLUSTER if the mbarrier is of another block. The thread that issued the copy or arrival learns nothing by that.
 FAR void race_bulk_end(Thread* t, u64 mbarrier, Ref known) {
     Access access;
     begin_access(&access, t);

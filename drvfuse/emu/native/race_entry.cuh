@@ -11,30 +11,30 @@
 //     Lanes. Plain accesses by lanes of one warp, at one time and by one instruction, share an entry if they touch the
 //     same bytes, or if each lane touches the element next to that of the lane before it (Entry::spread).
 //
-//     Repeats. A plain access that finds only writes that its thread knows, and an entry that it can share, needs no
-//     further check (race_quick.cuh).
+//     Repeats. A plain access needs no further check if its thread knows all writes that it finds, and if there is an
+//     entry that it can share (race_quick.cuh).
 //
-//     Chains of atomics. Each atomic of a chain on one word has observed the earlier ones, so whoever knows an atomic
-//     of the chain knows those before it. For each instruction, two entries of a chain are kept: the last atomic of the
-//     present block, and the last one of any other block. An access that is not ordered after the chain, or not strong
-//     enough, conflicts with one of the two.
+//     Chains of atomics. Each atomic of a chain on one word has observed the earlier ones, so an access that is ordered
+//     after an atomic of the chain is ordered after those before it. For each instruction, two entries of a chain are
+//     kept: the last atomic of the present block, and the last one of any other block. An access that is not ordered
+//     after the chain, or not strong enough, conflicts with one of the two.
 #pragma once
 
 #include "clock_join.cuh"
 
-// One access, or the accesses of several lanes. It lives in a chunk of its part of the window (race_list.cuh) from the
-// access until a later access, a free or a new block replaces it.
+// One access, or the accesses of several lanes. It lies in a slab (race_list.cuh), near the entries of adjacent lines,
+// until a later access replaces it, the memory is freed, or a new block gets the memory.
 struct Entry {
     u32 op;                // the operation that made the access
     u32 block;             // its block, with AGENT_PENDING or AGENT_BULK for a copy
-    u32 time;              // the time of its threads
+    u32 time;              // the time (clock.cuh) of the threads at the access
     u32 lanes;             // mask of the lanes that made it
     unsigned short bytes;  // mask of the bytes of the line that it touched
     u8 warp : 5,           // its warp
-        variant : 3;  // of a strong access: log2 of the bytes of an element; of an mbarrier or a plain access: VARIANT_
-    u8 kind;          // flags N_ and, from bit ENTRY_SCOPE_SHIFT on, the scope
-    u32 site;         // its instruction, or NO_SITE
-    Ref next;         // the next entry or location of the line
+        variant : 3;       // of a strong access: log2 of an element's bytes; of an mbarrier or a plain access: VARIANT_
+    u8 kind;               // flags N_ and, from bit ENTRY_SCOPE_SHIFT on, the scope
+    u32 site;              // its instruction, or NO_SITE
+    Ref next;              // the next entry or location of the line
     union {
         u32 serial;  // of a strong write: its number among all strong writes. Of a bulk copy: the issuing thread.
         u32 spread;  // of a plain access by threads: 0 if each lane touched all of `bytes`, else see spread_of
@@ -54,8 +54,9 @@ struct Location : Entry {
     u32 observation_count, observation_limit;  // the length of `observations`, and the length at which it is compacted
 };
 
-// A read or atomic of a location. It observed the writes with the serials `first_serial` to `last_serial`, and its
-// thread did not know the last of them before. race_observe.cuh makes it; it is dropped with its location.
+// Some lanes have observed, by a read or an atomic, the writes of a location with the serials `first_serial` to
+// `last_serial`, and did not know the last of these before. This record is dropped with its location
+// (race_observe.cuh).
 struct Observation {
     u32 op, block, warp;  // who observed
     u32 lanes;            // mask of the lanes that observed the same writes
@@ -64,15 +65,15 @@ struct Observation {
     Ref next;
 };
 
-// What strong writes have published at a location for one scope. There is one for each device that published, or for
-// each cluster (SCOPE_CLUSTER) or block (SCOPE_CTA).
+// What strong writes have published at a location for one scope. There is one for each device that has published or,
+// for SCOPE_CLUSTER and SCOPE_CTA, for each cluster or block.
 struct Published {
     u32 device, scope;
-    Ref clock;        // the join of what was published
+    Ref clock;        // the join of the clocks that were published
     u32 op, block;    // the block that published last
     Ref block_clock;  // the part of `clock` that this block has published
     Ref next;
-    u32 start_only;  // 1 if the last write published only what its launch knew at its start
+    u32 start_only;  // 1 if the clock published last was Launch::start, and thus includes nothing of the launch itself
 };
 
 static_assert(sizeof(Entry) == 32 && sizeof(Published) == 32 && sizeof(Location) == 64 && sizeof(Observation) == 32,
@@ -85,24 +86,24 @@ const u32 ENTRY_SCOPE_SHIFT = 4;
 // and sets the flag N_COPIED. Lanes share neither the pending entry nor the one after the wait.
 const u32 AGENT_PENDING = 1 << 25;
 
-// Bits of Entry::block for a bulk copy. It counts as a thread of its own, which others know through its mbarrier. The
-// bulk copies of a block are numbered. `warp` and `lanes` are the number modulo BULK_LANES, `time` is the quotient
-// plus 1, and `serial` is the thread that issued the copy.
+// Bits of Entry::block for a bulk copy. It counts as a thread of its own, whose accesses others learn through its
+// mbarrier. The bulk copies of a block are numbered. Copy n has n % BULK_LANES as `warp` and `lanes`, and n /
+// BULK_LANES + 1 as `time`. `serial` is the thread that issued the copy.
 const u32 AGENT_BULK = AGENT_PENDING | 1 << 24, BULK_LANES = 64;
 
-// Bits of the block in the key of a clock's item. An item with such a tag covers only some accesses of the block.
-// TAG_INIT: its initialisations of mbarriers, from fence.mbarrier_init. TAG_READS: its reads. TAG_ALIASED: its
-// accesses that a fence.proxy.alias has followed.
+// Tags: bits of the block in the key of a clock's item. A tagged item covers only some accesses of the block. TAG_INIT:
+// initialisations of mbarriers that a fence.mbarrier_init has followed. TAG_READS: reads. TAG_ALIASED: accesses that a
+// fence.proxy.alias has followed.
 const u32 TAG_INIT = 1 << 24, TAG_READS = TAG_INIT | 1 << 23, TAG_ALIASED = 1 << 23;
 
 // Entry::variant of accesses that are not strong, or operate on an mbarrier.
-const u32 VARIANT_AFTER_READ = 1;     // a plain write of bytes that its thread has read at the same time
+const u32 VARIANT_AFTER_READ = 1;     // a plain write of bytes that its thread has read at the same time (clock.cuh)
 const u32 VARIANT_MBARRIER_INIT = 6;  // mbarrier.init or .inval
 const u32 VARIANT_MBARRIER = 7;       // any other operation on an mbarrier
 
 const u32 VIA_MULTICAST = 1u << 31;  // bit of Entry::site: the access was made by a multicast address
-const u32 CHECKED_READS = 4;         // the number of reads at the front of a list that a read usually checks
-const u32 CHUNK_ENTRIES = 16;        // entries of a chunk
+const u32 CHECKED_READS = 4;         // a read usually checks this many reads at the front of a list
+const u32 SLAB_ENTRIES = 16;         // the number of entries of a slab (race_list.cuh), its header included
 
 FN u32 via_multicast(u32 site) { return site != NO_SITE && site & VIA_MULTICAST; }
 FN u32 plain_site(u32 site) { return site == NO_SITE ? site : site & ~VIA_MULTICAST; }
@@ -111,8 +112,9 @@ FN u32 plain_site(u32 site) { return site == NO_SITE ? site : site & ~VIA_MULTIC
 
 const u32 UNCHECKED = 0x80000000u;  // bit of a cell: some bytes of the line are not checked
 
-// A line with bytes that are not checked, as a protocol accesses them without an order (rt_race_polled). Its cell has
-// the bit UNCHECKED and the Ref of this structure, or no Ref if no byte of the line is checked.
+// A line with bytes that are not checked, because a protocol accesses them without an order, on purpose
+// (rt_race_polled). The line's cell has the bit UNCHECKED and the Ref of this structure. If no byte of the line is
+// checked, the Ref is 0 and there is no structure.
 struct UncheckedLine {
     u32 bytes;  // mask of the bytes that are not checked
     Ref list;   // the list of the entries of the line's other bytes
@@ -121,7 +123,7 @@ struct UncheckedLine {
 
 FN Ref* cell_at(Race* r, u64 addr) { return (Ref*)(r->cells + ((addr - r->window_base) >> LINE_SHIFT) * 4); }
 
-// The head of the list of a line's entries. Removes the bytes that are not checked from *mask.
+// Returns the head of the list of a line's entries. Clears those bits of *mask whose bytes are not checked.
 FN Ref* list_at(Race* r, u64 addr, u32* mask) {
     Ref* cell = cell_at(r, addr);
     if (!(*cell & UNCHECKED)) return cell;
@@ -134,7 +136,7 @@ FN Ref* list_at(Race* r, u64 addr, u32* mask) {
     return &line->list;
 }
 
-// The head of the list of chunks for the part of the window in which an address lies.
+// Returns the head of the list of slabs (race_list.cuh) from which entries for the memory around `addr` are taken.
 FN Ref* pool_at(Race* r, u64 addr) { return &r->pools[(addr - r->window_base) >> POOL_SHIFT]; }
 
 // The bytes from `addr` to `end` that lie in the line of `addr`, as a mask.
@@ -146,10 +148,10 @@ FN u32 line_mask(u64 addr, u64 end) {
 
 // Lanes ---------------------------------------------------------------------------------------------------------------
 
-// Entry::spread for an access to the bytes `mask` by one lane, in a row of lanes that touch adjacent elements of n
-// bytes: n << 16 | period << 8 | first. The first element of the line is touched by lane `first`, and by the lanes that
-// differ from it by a multiple of `period`. With a period below 32, several rows of lanes share the entry. The result
-// is 0 if `mask` is no aligned element of 1, 2, 4 or 8 bytes.
+// Returns Entry::spread for an access to the bytes `mask` by one lane, or 0 if `mask` is no aligned element of 1, 2, 4
+// or 8 bytes. The format is n << 16 | period << 8 | first: adjacent lanes touch adjacent elements of n bytes. The first
+// element of the line belongs to lane `first`, and to the lanes that differ from it by a multiple of `period`. The
+// period is 32 for one lane; merge_lane reduces it when several lanes touch the same element.
 FN u32 spread_of(u32 lane, u32 mask) {
     u32 n = POPC(mask), first = FFS(mask) - 1;
     if (n > 8 || n & (n - 1) || first & (n - 1) || mask >> first != (1u << n) - 1) return 0;

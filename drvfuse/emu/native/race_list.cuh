@@ -6,31 +6,31 @@
 
 #include "race_observe.cuh"
 
-// Entries of adjacent lines lie together in chunks, as lists whose entries are spread over memory are slow to walk. A
-// chunk is aligned to its size and begins with this header. While it has a free entry, it is in the list of chunks of
-// its part of the window (Race::pools).
-struct PoolChunk {
-    u32 free;  // a bit for each free entry; bit 0, which stands for this header, is never set
+// Entries of adjacent lines lie together in slabs, as lists whose entries are spread over memory are slow to walk. A
+// slab is aligned to its size and begins with this header. While it has a free entry, it is in the list of slabs of its
+// part of the window (Race::pools).
+struct Slab {
+    u32 free;  // a bit for each free entry; bit 0 belongs to this header and is never set
     Ref next;
     u32 pad[6];
 };
 
-static_assert(sizeof(PoolChunk) == sizeof(Entry) && CHUNK_ENTRIES == 16, "");
+static_assert(sizeof(Slab) == sizeof(Entry) && SLAB_ENTRIES == 16, "");
 
-// Adds a new chunk to an empty list of chunks.
-FAR void new_chunk(Race* r, Ref* pool) {
-    u64 bytes = CHUNK_ENTRIES * sizeof(Entry), first = (r->arena_top + bytes - 1) & ~(bytes - 1);
+// Adds a new slab to an empty list of slabs.
+FAR void new_slab(Race* r, Ref* pool) {
+    u64 bytes = SLAB_ENTRIES * sizeof(Entry), first = (r->arena_top + bytes - 1) & ~(bytes - 1);
     r->arena_top = first + bytes;
     if (r->arena_top + RESERVE > r->arena_bytes) r->exhausted = 1;
     *pool = (Ref)(first / 32);
-    PoolChunk* c = (PoolChunk*)arena_at(r, *pool);
-    c->free = (1 << CHUNK_ENTRIES) - 2;
+    Slab* c = (Slab*)arena_at(r, *pool);
+    c->free = (1 << SLAB_ENTRIES) - 2;
     c->next = 0;
 }
 
 FN Ref take_entry(Race* r, Ref* pool) {
-    if (!*pool) new_chunk(r, pool);
-    PoolChunk* c = (PoolChunk*)arena_at(r, *pool);
+    if (!*pool) new_slab(r, pool);
+    Slab* c = (Slab*)arena_at(r, *pool);
     Ref ref = *pool + FFS(c->free) - 1;
     c->free &= c->free - 1;
     if (!c->free) *pool = c->next;
@@ -38,13 +38,13 @@ FN Ref take_entry(Race* r, Ref* pool) {
 }
 
 FN void give_entry(Race* r, Ref* pool, Ref ref) {
-    Ref chunk = ref & ~(CHUNK_ENTRIES - 1);
-    PoolChunk* c = (PoolChunk*)arena_at(r, chunk);
+    Ref slab = ref & ~(SLAB_ENTRIES - 1);
+    Slab* c = (Slab*)arena_at(r, slab);
     if (!c->free) {
         c->next = *pool;
-        *pool = chunk;
+        *pool = slab;
     }
-    c->free |= 1 << (ref & CHUNK_ENTRIES - 1);
+    c->free |= 1 << (ref & SLAB_ENTRIES - 1);
 }
 
 // Removes an entry or a location from its list.

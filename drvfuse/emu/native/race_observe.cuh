@@ -17,9 +17,9 @@
 
 #include "race_publish.cuh"
 
-// Returns 1 if the lane of the current access has observed the same writes before. Otherwise looks for an observation
-// of these writes, by its warp and at the same time, that the lane can join: *alike. In passing, removes the lane from
-// observations of earlier writes of the chain that were made at the same time, since the new one includes them.
+// Returns 1 if the lane of the current access has observed the same writes before, else 0. If other lanes of the warp
+// have observed these writes at the same time (clock.cuh), stores their observation in *alike. Also removes the lane
+// from observations, at the same time, of fewer writes of this chain, since the new observation includes those writes.
 FN u32 find_observation(Access* access, Location* v, Observation** alike) {
     Race* r = access->race;
     LOOP for (Ref* link = &v->observations; *link;) {
@@ -43,8 +43,8 @@ FN u32 find_observation(Access* access, Location* v, Observation** alike) {
     return 0;
 }
 
-// Called for a strong read of a location: records that it has observed the last write, unless that write is ordered
-// before the read anyway.
+// Records that a strong read of a location has observed the last write, unless that write is ordered before the read
+// anyway.
 FAR void record_observation(Access* access, Location* v) {
     Race* r = access->race;
     if (!morally_strong(access, v) || ordered(access, v, v->lanes)) return;
@@ -70,7 +70,8 @@ FAR void record_observation(Access* access, Location* v) {
     v->observation_count++;
 }
 
-// Whether a read that the current thread has made or knows has observed the write of an entry.
+// Whether the write of an entry was observed by a read of the current thread, or by a read that happens before the
+// current access.
 FAR u32 observed(Access* access, Ref* cell, Entry* e) {
     Race* r = access->race;
     if (~e->kind & (N_WRITE | N_STRONG)) return 0;
@@ -92,13 +93,14 @@ FAR u32 observed(Access* access, Ref* cell, Entry* e) {
 
 // Compaction ----------------------------------------------------------------------------------------------------------
 
-const u32 OBSERVATION_SLACK = 16;  // a location is compacted at twice the observations left last time, plus this many
+const u32 OBSERVATION_SLACK = 16;  // a list is compacted when longer than this plus twice its last compacted length
 const u32 COMPACTED_WRITES = 8;    // if more writes still have an entry, observations are not merged
 const u32 COMPACTED_GROUPS = 64;   // entries of the table in which equal observations are found; a power of two
 
 // Shortens the list of observations of a location. Only writes of the location that still have an entry matter;
 // `oldest` is the lowest of their serials. An observation that includes none of them is dropped. Observations of a warp
-// that agree on all of them are merged. The limit doubles with what is left, so the cost per observation is bounded.
+// that agree on all of them are merged. The list must then double in length before it is compacted again, so the cost
+// per observation is bounded.
 FAR void compact_observations(Race* r, Ref* cell, Location* v, u32 oldest) {
     u32 writes[COMPACTED_WRITES], n = 0, kept = 0;
     Ref table[COMPACTED_GROUPS];
@@ -157,7 +159,8 @@ FN Location* new_location(Race* r, Ref* cell, u32 mask) {
 }
 
 // Makes the current access, a strong write, the last write of the location `v`, or of a new location if `v` is null,
-// and publishes there. `oldest` is the lowest serial of the strong writes of the line that still have an entry.
+// and publishes at this location. `oldest` is the lowest serial of the strong writes of the line that still have an
+// entry.
 FAR void write_location(Access* access, Ref* cell, Location* v, u32 mask, u32 oldest) {
     Race* r = access->race;
     if (!v) v = new_location(r, cell, mask);

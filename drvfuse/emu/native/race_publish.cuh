@@ -37,7 +37,7 @@ FN u32 publishes_there(Access* access, Published* p) {
     return p->device == access->device;
 }
 
-// Publishes a clock at a location, for a scope.
+// Adds a clock to what is published at a location for a scope.
 FAR void publish(Access* access, Location* v, u32 scope, Ref clock) {
     Race* r = access->race;
     Published* p = 0;
@@ -67,7 +67,8 @@ FAR void publish(Access* access, Location* v, u32 scope, Ref clock) {
     v->published = ref;
 }
 
-// Publishes a release.
+// Publishes the clock of a release at a location for `scope` and, if that is wider than a cluster, also for the
+// cluster.
 FN void publish_release(Access* access, Location* v, u32 scope, Ref clock) {
     publish(access, v, scope, clock);
     if (scope > SCOPE_CLUSTER && access->launch->cluster_size > 1) publish(access, v, SCOPE_CLUSTER, clock);
@@ -75,7 +76,8 @@ FN void publish_release(Access* access, Location* v, u32 scope, Ref clock) {
 
 // Parts of a clock ----------------------------------------------------------------------------------------------------
 
-// What the thread of the current access knows, its own accesses so far included, as a new reference.
+// Returns what the thread of the current access knows, joined with the thread's own accesses so far, as a new
+// reference.
 FN Ref all_known(Access* access) {
     Ref all = with_items(access->race, access->thread_state->clock, access->op, access->block, access->block_state->barrier_time, access->warp, access->lane_bit, access->thread_state->time + 1);
     if (access->thread_state->alias_fence_time)
@@ -83,9 +85,9 @@ FN Ref all_known(Access* access) {
     return all;
 }
 
-// A new clock with some items of a clock, those of blocks of launch `op`, as a new reference. With `tagged` 0, these
-// are the items without a tag; the new items have TAG_READS, so they stand for reads alone. With `tagged` 1, these are
-// the items that have that tag already, and those of copies.
+// Returns a new clock with some items of `known`, all of blocks of launch `op`. With `tagged` 0, the untagged items are
+// copied; the copies get the tag TAG_READS, so they cover only reads. With `tagged` 1, the items of copies and those
+// with a tag other than TAG_INIT are copied unchanged.
 FAR Ref select_items(Race* r, Ref known, u32 op, u32 tagged) {
     Clock* all = (Clock*)arena_at(r, known);
     u32 size_class, n = 0;
@@ -106,7 +108,7 @@ FAR Ref select_items(Race* r, Ref known, u32 op, u32 tagged) {
     return ref;
 }
 
-// What a clock knows of the reads of launch `op`, as a new reference. An st.async and a relaxed flag publish it.
+// Returns a new clock: what `known` includes of the reads of launch `op`. An st.async and a relaxed flag publish it.
 FAR Ref reads_of(Race* r, Ref known, u32 op) {
     Ref untagged = select_items(r, known, op, 0), tagged = select_items(r, known, op, 1);
     Ref reads = merge(r, (Clock*)arena_at(r, untagged), (Clock*)arena_at(r, tagged));
@@ -117,12 +119,12 @@ FAR Ref reads_of(Race* r, Ref known, u32 op) {
 
 // Reads ---------------------------------------------------------------------------------------------------------------
 
-// Lets the current access, a strong read, learn from one Published of a location. For reports, remembers why it does
-// not.
+// Lets the current access, a strong read, learn the clock of `p` if the scopes of both sides suffice. Otherwise records
+// the reason, for reports.
 FN void learn_from(Access* access, Location* v, Published* p) {
     Race* r = access->race;
     u32 need = scope_needed(access, p->op, p->block), in_block = need == SCOPE_CTA;
-    u32 in_cluster_too = need == SCOPE_CLUSTER && p->scope > SCOPE_CLUSTER;  // another Published has it for the cluster
+    u32 in_cluster_too = need == SCOPE_CLUSTER && p->scope > SCOPE_CLUSTER;  // the cluster has a Published, too
     if (in_cluster_too && access->scope == SCOPE_CLUSTER) return;
     if (need < SCOPE_GPU) {
         if (p->scope == SCOPE_CLUSTER) need = SCOPE_CLUSTER;
@@ -140,7 +142,7 @@ FN void learn_from(Access* access, Location* v, Published* p) {
     }
 }
 
-// Called for a strong read of a location: learns what is published there.
+// Lets a strong read of a location learn what is published there.
 FAR void learn_published(Access* access, Location* v) {
     Race* r = access->race;
     u32 has_release = same_block(access, v->op, v->block);  // whether the last writer has published anything of its own
@@ -158,23 +160,23 @@ FAR void learn_published(Access* access, Location* v) {
 
 // Writes --------------------------------------------------------------------------------------------------------------
 
-// Called for a strong write: one of system scope publishes reads, unless `strict` (race.cuh). `continues_chain`: the
+// Publishes reads at the location of a strong write of system scope, unless `strict` (race.cuh). `continues_chain`: the
 // write is an atomic that continues the chain of the location.
 FN void publish_reads(Access* access, Location* v, u32 continues_chain) {
     Race* r = access->race;
     if (!continues_chain) assign(r, &v->published_reads, 0);
     if (r->strict || access->scope < SCOPE_SYS || (continues_chain && access->block_state->barrier_time < 2)) return;
     u32 barriers = access->block_state->barrier_time, op = access->op, block = access->block;
-    // An atomic publishes no reads of its own thread since the last barrier, as all threads of a launch may increment
-    // one counter.
+    // An atomic that continues the chain does not publish its thread's reads since the block's last barrier. All
+    // threads of a launch may increment one counter, and the published clock would get an item for each of them.
     Ref all = continues_chain ? with_items(r, access->thread_state->clock, op, block, barriers, 0, 0, 0) : all_known(access), reads = reads_of(r, all, op);
     release(r, all);
     learn(r, &v->published_reads, reads);
     release(r, reads);
 }
 
-// Publishes what a strong write publishes: for each scope up to its own, what its thread knew at its last fence; and
-// its release.
+// Publishes two things for a strong write: for each scope up to its own, what its thread knew at its last fence of that
+// scope; and, if the write is a release, what the thread knows now.
 FN void publish_write(Access* access, Location* v) {
     RaceThread* t = access->thread_state;
     u32 scope = access->scope;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The quick way of the race detector, for simple accesses.
 //
-// Nearly all accesses are plain, find only writes that their thread knows, and find an entry that they can share. Such
-// an access conflicts with nothing, and is recorded by one bit. The quick way handles these accesses and leaves all
-// others to check_line (race_check.cuh), which starts again. The changes that the quick way has made to the list by
-// then are changes that check_line would make, too.
+// Nearly all accesses are plain, happen after all writes that they find, and can share an entry. Such an access
+// conflicts with nothing, and is recorded by one bit. The quick way handles these accesses and leaves all others to
+// check_line (race_check.cuh), which starts again. The changes that the quick way has made to the list by then are
+// changes that check_line would make, too.
 #pragma once
 
 #include "race_list.cuh"
@@ -12,7 +12,7 @@
 const u32 NOT_PLAIN =
     A_STRONG | A_ATOMIC | A_MBARRIER | A_BULK | A_MULTIMEM | A_VOLATILE | A_LATER | 0xFFu << UNREAD_SHIFT;
 
-// A plain access of a thread inside one line. The members have the meanings of those of Access.
+// A plain access of a thread inside one line. Members without a comment are as in Access.
 struct QuickAccess {
     Race* race;
     RaceBlock* block_state;
@@ -55,9 +55,9 @@ FN u32 merge_access(QuickAccess* access, Entry* e, u32 kind, u32 variant) {
 // replaced the entry of that access, the race would be missed. So the entry stays, with two exceptions:
 //
 //     - Strong writes are replaced, since the observations of them are dropped with their location.
-//     - A read by the writing thread itself is replaced if both were made at the same time (VARIANT_AFTER_READ):
-//       whoever knows one of them knows the other. A store that is not ordered after the write is reported as a race
-//       with it.
+//     - A read is replaced if the writing thread has made it at the same time (clock.cuh) as the write
+//       (VARIANT_AFTER_READ). A clock then includes both or neither, and a store that is not ordered after the write is
+//       reported as a race with the write.
 FN u32 irreplaceable(Race* r, Entry* e, u32 op, u32 block, u32 barrier_time) {
     if (r->strict || !(~e->kind & N_WRITE || e->kind & N_ASYNC || e->variant == VARIANT_AFTER_READ)) return 0;
     return e->op == op && e->block == block && e->time >= barrier_time;
@@ -104,8 +104,9 @@ FN u32 known_of_warp(QuickAccess* access, Entry* e, u32 overlap) {
     return !others || knows(access->race, access->thread_state->clock, access->op, access->block, access->warp, others, e->time);
 }
 
-// Drops the reads after `link` that the current read knows and makes superfluous: reads of other operations, and those
-// among the next `own_count` reads of the present operation, which a write may have kept (irreplaceable).
+// Drops reads after `link` that the current thread knows and its new read makes superfluous. Looks at reads by other
+// operations and at up to `own_count` reads by the present operation, which are there if a write of the present
+// operation had to keep them (irreplaceable).
 FN void forget_outlived(QuickAccess* access, Ref* pool, Ref* link, u32 own_count) {
     LOOP while (*link) {
         Entry* e = (Entry*)arena_at(access->race, *link);
@@ -123,8 +124,8 @@ FN void forget_outlived(QuickAccess* access, Ref* pool, Ref* link, u32 own_count
 // A result of the quick way: the access is left to check_line, which has to check all reads of the list.
 const u32 CHECK_ALL_READS = 2;
 
-// Draws, with a probability of 1 in 64, that a read checks the whole list. A fixed interval could miss some lists for
-// ever.
+// Returns 1 with a probability of 1 in 64: then a read checks the whole list. A fixed interval could miss some lists
+// for ever.
 FN u32 draws_whole_list(Race* r) {
     r->random = r->random * 1664525 + 1013904223;
     return r->random >> 26 == 0;

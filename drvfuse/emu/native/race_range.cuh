@@ -7,7 +7,7 @@
 
 // New memory ----------------------------------------------------------------------------------------------------------
 
-// Ends the exemption of a line: from now on, all its bytes are checked. `cell` is the cell of the line.
+// Makes the detector check all bytes of a line from now on. `cell` is the line's cell, which has the bit UNCHECKED.
 FAR void check_again(Race* r, Ref* cell) {
     Ref line = *cell & ~UNCHECKED;
     *cell = 0;
@@ -72,7 +72,7 @@ FAR void uncheck_line(Race* r, u64 addr, u32 bytes) {
     *cell = UNCHECKED;
 }
 
-// Stops the checks of a range: a protocol accesses it without an order, on purpose.
+// Stops the checks of a range, because a protocol accesses it without an order, on purpose.
 API void rt_race_polled(Race* r, u64 addr, u64 nbytes) {
     r->change_count++;
     LOOP for (u64 a = addr; a < addr + nbytes; a = (a & ~15ull) + 16) uncheck_line(r, a, line_mask(a, addr + nbytes));
@@ -80,7 +80,7 @@ API void rt_race_polled(Race* r, u64 addr, u64 nbytes) {
 
 // Copies and fills ----------------------------------------------------------------------------------------------------
 
-// Makes an Access for a copy or fill that knows `clock`.
+// Fills in an Access for a copy or fill. `clock` is what the operation knows.
 FN void begin_range_access(Access* access, Race* r, u32 op, u32 clock, u32 write, u64 now) {
     access->race = r;
     access->launch = 0;
@@ -99,7 +99,7 @@ FN void begin_range_access(Access* access, Race* r, u32 op, u32 clock, u32 write
     access->shared_entry = 0;
 }
 
-// A new entry for the lines that a copy or fill accesses as a whole. It stays allocated.
+// Makes the entry that the fully accessed lines of a copy or fill share. It stays allocated.
 FN Ref new_shared_entry(Access* access) {
     u32 size_class;
     Ref ref = take_piece(access->race, sizeof(Entry), &size_class);
@@ -115,8 +115,8 @@ FN Ref new_shared_entry(Access* access) {
     return ref;
 }
 
-// Checks and records the access of a copy or fill, which knows `clock`, to a range of the window. `write` is a Range:
-// RANGE_FREE only checks the lines that have entries. `now` is the number of events so far.
+// Checks and records the access of a copy or fill to a range of the window. `clock` is what the operation knows.
+// `write` is a Range; with RANGE_FREE, lines without entries are skipped. `now` is the number of events so far.
 API void rt_race_range(Race* r, u32 op, u32 clock, u64 addr, u64 nbytes, u32 write, u64 now) {
     if (r->exhausted) return;
     Access access;

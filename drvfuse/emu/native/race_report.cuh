@@ -13,7 +13,7 @@
 
 // Missing edges -------------------------------------------------------------------------------------------------------
 
-// Remembers, for reports, that the current access has read a flag that a block stored, and has not learnt `clock`, as
+// Records, for reports, that the current access has read a flag which a block stored, without learning `clock`, because
 // `edge` is missing between the store and the read.
 FAR void record_missed_flag(Access* access, u32 op, u32 block, u32 edge, u32 store_site, Ref clock) {
     Race* r = access->race;
@@ -44,10 +44,10 @@ FN u32 relaxed_arrival(Access* access, Entry* e) {
     return 0;
 }
 
-// Looks for a flag that the present block has read and that would have ordered an entry before the current access:
-// first for a flag whose clock includes the entry's access, then for any flag that the entry's block has stored.
-// Stores the sites of the flag in *f. Returns the edge that is missing at the flag, or X_NONE if there is no such
-// flag.
+// Looks for a flag that the present block has read and that should have ordered an entry before the current access.
+// Prefers a flag whose clock includes the entry's access. If there is none, takes any flag that the entry's block has
+// stored. Returns the edge that is missing between the flag's store and its read, or X_NONE if no flag is found. Stores
+// the sites of both in *f.
 FN u32 edge_of_flag(Access* access, Entry* e, Found* f) {
     LOOP for (u32 i = 0; i < 2 * MISSED_FLAGS; i++) {
         MissedFlag* m = &access->block_state->missed_flags[i % MISSED_FLAGS];
@@ -70,7 +70,8 @@ FN u32 edge_in_block(Access* access, Entry* e) {
     return e->warp == access->warp ? X_WARP : X_BARRIER;
 }
 
-// The missing edge between an entry and the current access. If it is an edge at a flag, *f gets the sites of the flag.
+// The missing edge between an entry and the current access. If the edge is missing at a flag, stores the sites of the
+// flag's store and read in *f.
 FAR u32 missing_edge(Access* access, Entry* e, Found* f) {
     if (e->kind & access->kind & N_STRONG) return e->variant == access->variant ? X_STRONG_SCOPES : X_STRONG_SIZES;
     if ((e->block & AGENT_BULK) == AGENT_BULK) return X_BULK;
@@ -93,8 +94,8 @@ FAR u32 missing_edge(Access* access, Entry* e, Found* f) {
 
 // Races ---------------------------------------------------------------------------------------------------------------
 
-// A free record for a race. Null if a race of these operations at these sites is recorded already, or if there is no
-// room.
+// Returns a free record for a race. Returns null if a race of these operations at these sites is recorded already, or
+// if there is no room.
 FN Found* new_found(Race* r, u32 op, u32 site, u32 other_op, u32 other_site) {
     LOOP for (u32 i = 0; i < r->found_count; i++) {
         Found* f = &r->found_races[i];
@@ -103,8 +104,8 @@ FN Found* new_found(Race* r, u32 op, u32 site, u32 other_op, u32 other_site) {
     return r->found_count == FOUND_RACES ? 0 : &r->found_races[r->found_count++];
 }
 
-// Fills in the record of a race between the current access and the access that `lanes` made with an entry. `edge` is
-// the missing edge, or 0 to find it out.
+// Fills in the record of a race between the current access and the access that an entry records for `lanes`. `edge` is
+// the missing edge; if it is 0, missing_edge finds it.
 FAR void describe_race(Access* access, Entry* e, u32 lanes, u64 addr, u32 edge, Found* f) {
     u32 unordered = 0;
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1)
@@ -132,7 +133,7 @@ FAR void describe_race(Access* access, Entry* e, u32 lanes, u64 addr, u32 edge, 
     f->other_flags = e->kind;
 }
 
-// Records a race between the current access and the access that `lanes` made with an entry.
+// Records a race between the current access and the access that an entry records for `lanes`.
 FAR void report_race(Access* access, Entry* e, u32 lanes, u64 addr, u32 edge) {
     Found* f = new_found(access->race, access->op, plain_site(access->site), e->op, plain_site(e->site));
     if (f) describe_race(access, e, lanes, addr, edge, f);
@@ -163,7 +164,8 @@ FAR void report_doubt(Access* access, Entry* e, u32 lanes, u64 addr, u32 bytes) 
     describe_race(access, e, lanes, addr, 0, &d->found);
 }
 
-// Called after a store: records a race for each doubt whose bytes have changed, and drops all doubts.
+// Settles the doubts about the last store: records a race for each doubt whose bytes have changed, and drops all
+// doubts.
 FAR void settle_doubts(Race* r) {
     LOOP for (u32 i = 0; i < r->doubt_count; i++) {
         Doubt* d = &r->doubts[i];

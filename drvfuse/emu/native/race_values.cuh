@@ -2,14 +2,14 @@
 // Streams that write a word of memory, or wait for its value (cuStreamWriteValue, cuStreamWaitValue), in the race
 // detector.
 //
-// Each such operation is a strong access of system scope. It is checked as an access of the only thread of a launch
-// that knows from its start what the operation knows. So race_publish.cuh and clock.cuh need no case for it. A write
-// with a memory barrier is a release, and a wait that has found its value is an acquire.
+// Each such operation is a strong access of system scope. The detector treats it as a launch of one thread, which knows
+// from its start what the operation knows. So race_publish.cuh and clock.cuh need no case for it. A write with a memory
+// barrier is a release, and a wait that has found its value is an acquire.
 #pragma once
 
 #include "race_access.cuh"
 
-// The operation that wrote the byte at an address last, or 0 if no entry of such a write is left.
+// Returns the operation that wrote the byte at an address last, or 0 if no entry of such a write is left.
 API u32 rt_race_writer(Race* r, u64 addr) {
     if (r->exhausted || *cell_at(r, addr) & UNCHECKED) return 0;
     LOOP for (Ref ref = *cell_at(r, addr); ref;) {
@@ -20,9 +20,9 @@ API u32 rt_race_writer(Race* r, u64 addr) {
     return 0;
 }
 
-// Checks access `number` of an operation that knows `clock`. The reference to `clock` stays the caller's. `is_ordered`:
-// the write is a release, or the wait an acquire. `now` is the number of events so far. Returns what the operation
-// knows after the access, as a new reference.
+// Checks an access of an operation; `number` is its index among the accesses of the operation. `clock` is what the
+// operation knows before it; the caller keeps the reference. `is_ordered`: the write is a release, or the wait an
+// acquire. `now` is the number of events so far. Returns what the operation knows after the access, as a new reference.
 API u32 rt_race_value(Race* r, u32 op, u32 clock, u64 addr, u32 size, u32 number, u32 write, u32 is_ordered, u64 now) {
     if (r->exhausted) return retain(r, clock);
     Launch l = {};

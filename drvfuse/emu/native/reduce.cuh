@@ -24,7 +24,7 @@ FN u32 to_fp8(float x, u32 is_e4m3) {
     return r & 0xFF;
 }
 
-// The bits of an element.
+// The width of an element in bits.
 FN u32 width_of(u32 element) {
     if (element == ELEMENT_F16 || element == ELEMENT_BF16) return 16;
     if (element >= ELEMENT_E4M3) return 8;
@@ -42,7 +42,7 @@ FN float real_of(u64 bits, u32 element) {
     return of_fp8((u32)bits, element == ELEMENT_E4M3);
 }
 
-// The bits of a floating-point element with a value, which is rounded to the nearest.
+// Rounds a value to the nearest floating-point element, and returns the bits of the element.
 FN u64 bits_of_real(float x, u32 element) {
     if (element == ELEMENT_F32) return x != x ? 0x7FFFFFFFu : __float_as_uint(x);
     if (element == ELEMENT_F16) return to_half(x);
@@ -62,7 +62,7 @@ FN float max_of(float x, float y) {
     return r;
 }
 
-// One step of a reduction of integers of 32 or 64 bits, or of bits.
+// One step of a reduction of integers of 32 or 64 bits, or of words without a type (and, or, xor).
 FN u64 combine_integers(u64 x, u64 y, u32 reduce, u32 element) {
     if (reduce == REDUCE_AND) return x & y;
     if (reduce == REDUCE_OR) return x | y;
@@ -89,8 +89,8 @@ FAR u64 combine_doubles(u64 x, u64 y) {
     return r != r ? 0x7FFFFFFFFFFFFFFFull : (u64)__double_as_longlong(r);
 }
 
-// Combines each element of a word of `bits` bits of x with the element of y at the same place, in the precision of the
-// type, as a reduction in memory does.
+// Combines two words of `bits` bits, element by element. Rounds each result to the type of the elements, as a reduction
+// in memory does.
 FN u64 combine_word(u64 x, u64 y, u32 how, u32 bits) {
     u32 reduce = how & 15, element = how >> ELEMENT_SHIFT & 15, width = width_of(element);
     if (element == ELEMENT_F64) return combine_doubles(x, y);

@@ -4,16 +4,16 @@
 // of that PTX (in raw mode: without checks and suspends), so drvfuse needs no C compiler where it runs. Nothing here
 // allocates memory.
 //
-// Layout. The engine (machine/engine.py) gives each launch an array of slots, one for each resident block:
+// Layout. The engine (machine/engine.py) gives each launch an array of block slots, one for each resident block:
 //
-//     slot = Block | Warp[warps] | frames[threads]
+//     block slot = Block | Warp[warps] | frames[threads]
 //
-// A frame is a Thread and the registers that the kernel keeps across suspends. Each thread of each slot also has a
-// Poll, which lies outside of the slot, as few threads use it.
+// A frame is a Thread and the registers that the kernel keeps across suspends. Each thread of each block slot also has
+// a Poll, which lies outside of the block slot, as few threads use it.
 //
-// Spins. A thread suspends before each strong load and atomic. A thread that comes back to an access (address and
-// instruction) that it has made before is not resumed while no word that it polls has changed: it would see nothing
-// new. That is a guess about the kernel. So before the engine reports that nothing can move, a probe (probe.cuh) lets
+// Spins. A thread suspends before each strong load and atomic. If a thread comes back to an earlier access (the same
+// address and instruction), it is not resumed while no word that it polls has changed, since it would see nothing new.
+// That is a guess about the kernel. So before the engine reports that no thread can continue, a probe (probe.cuh) lets
 // every such thread poll once more. The run continues if the probe makes progress: memory changed, a thread exited, a
 // new address was polled, or a block started. Completed barriers and warp operations alone are no progress.
 //
@@ -25,8 +25,8 @@
 
 #include "probe.cuh"
 
-// Begins a call. With `more`, it continues a pass or probe that the last call left unfinished. Without it, that pass or
-// probe is abandoned, which loses no work of any thread.
+// Begins a call of the runtime. With `more`, the call continues the pass or probe that the last call left unfinished.
+// Without it, that pass or probe is dropped; what threads have done in it remains done.
 FN void begin(Engine* e, Launch** launches, u32 n, u32 more) {
     e->work = 0;
     if (more) return;
@@ -39,8 +39,8 @@ FN void begin(Engine* e, Launch** launches, u32 n, u32 more) {
 FN u64 spent(Engine* e) { return e->counted ? e->resumes : rt_now(); }
 
 // Runs the launches together. Returns R_EVENT when a launch has ended, has faulted or has triggered in all its blocks,
-// R_IDLE when nothing can move, R_BUDGET when the budget (nanoseconds, or resumes if Engine::counted) is spent, and
-// R_MORE when the caller has to call again with `more`.
+// R_IDLE when no thread can continue, R_BUDGET when the budget (nanoseconds, or resumes if Engine::counted) is spent,
+// and R_MORE when the caller has to call again with `more`.
 API u32 rt_run(Engine* e, Launch** launches, u32 n, u64 budget, u32 more) {
     u64 deadline = spent(e) + budget;
     begin(e, launches, n, more);
@@ -72,7 +72,7 @@ API u32 rt_run(Engine* e, Launch** launches, u32 n, u64 budget, u32 more) {
     }
 }
 
-// Called when rt_run has returned R_IDLE: moves the virtual clock, by a growing step, and lets all threads poll.
+// Moves the virtual clock, by a growing step, and lets all threads poll. Called when rt_run has returned R_IDLE.
 // Returns 1 if that made progress, or if a thread reads the clock and the step is still below a day; 0 if the threads
 // wait for ever; or R_MORE. Before it returns 0, all threads poll until their states repeat, so that a loop that counts
 // its polls reaches its end. If loop_limit ends this earlier, `undecided` is set.
@@ -102,9 +102,9 @@ API u32 rt_advance(Engine* e, Launch** launches, u32 n, u32 more) {
     return moved != 0;
 }
 
-// Called when rt_run has returned R_IDLE but the host or another process may still act: moves the virtual clock by `ns`
-// and lets all threads poll, in at most about `resumes` resumes, which may be too few for a thread that reads the clock
-// once in many polls. Returns 1 if that made progress, 0 if not, or R_MORE.
+// Moves the virtual clock by `ns` and lets all threads poll, in at most about `resumes` resumes. Called when rt_run has
+// returned R_IDLE but the host or another process may still act. Returns 1 if that made progress, 0 if not, or R_MORE.
+// A thread that reads the clock once in many polls may need more resumes, and thus further calls.
 API u32 rt_pass_time(Engine* e, Launch** launches, u32 n, u64 ns, u64 resumes, u32 more) {
     begin(e, launches, n, more);
     if (!more) {

@@ -13,18 +13,18 @@
 // without .read. Seed 0 always takes the later moment. So programs with a missing wait go wrong:
 //
 //   - A source that is overwritten before the wait gives the new bytes, in every run with seed 0.
-//   - A target that is read after a flag which was stored without that wait, or after a wait with .read only, has the
-//     old bytes (a fault where nothing was written yet), in every run with seed 0.
+//   - A flag is stored without a wait, or after a wait with .read only. Whoever has read the flag then reads the old
+//     bytes of the target (a fault where nothing was written yet), in every run with seed 0.
 //   - A target that is still read when the copy is issued is overwritten during the read, with other seeds.
 //
 // A piece for which no thread waits is written when nothing else can run, or after LATEST_TURN turns of its block. A
-// block that has ended keeps its slot and its shared memory until then. So one case does not occur here: that hardware
-// gives the shared memory to another block before the piece of a thread that did not wait has been read.
+// block that has ended keeps its block slot and its shared memory until then. So one case does not occur here: that
+// hardware gives the shared memory to another block before the piece of a thread that did not wait has been read.
 //
 // Bounds, access rights and alignment are checked when a copy is issued. The target is checked again when it is
-// written, as it may have been freed. A reduction (cp.reduce.async.bulk) reads its target when it writes it. Delayed
-// stores (delay.cuh) of the block and of its device to the target are performed before. To the race detector, each
-// piece makes two accesses that last until their waits, as for cp.async.
+// written, as it may have been freed. A reduction (cp.reduce.async.bulk) reads its target when it writes it. Before a
+// piece is written, the delayed stores of its block and device to the target are propagated (delay.cuh). For the race
+// detector, each piece makes two accesses, which last until their waits, as those of a cp.async do.
 #pragma once
 
 #include "bulk.cuh"
@@ -35,13 +35,13 @@ enum { S_AT_ONCE, S_APART, S_READ };
 
 static_assert(S_READ < M_MADE, "");
 
-// Writes a piece that has been read. Returns 0, or 1 after recording a fault.
+// Writes a piece of a bulk copy that has been read. Returns 0, or 1 after recording a fault.
 FAR u32 write_piece(Thread* t, Copy* c) {
     Launch* l = t->launch;
     Engine* e = l->engine;
     u32 word;
     if (refused(t, c->target, 16, c->how ? A_WRITE | A_ATOMIC : A_WRITE, c->site, &word)) return 1;
-    if (e->delay) pass_on_overlapping(e, t->block, l->device, c->target, 16);
+    if (e->delay) propagate_overlapping(e, t->block, l->device, c->target, 16);
     u64* to = (u64*)c->target;
     LOOP for (u32 i = 0; c->how && i < 2; i++) c->bits[i] = combine_word(to[i], c->bits[i], c->how, 64);
     // A copy that changes no byte is no progress: otherwise a deadlock in a loop that polls and copies would not be
@@ -55,7 +55,7 @@ FAR u32 write_piece(Thread* t, Copy* c) {
     return 0;
 }
 
-// Reads a piece, and writes it if the seed has drawn that. Returns 0, or 1 after recording a fault.
+// Reads a piece of a bulk copy. Writes it, too, if its moment is S_AT_ONCE. Returns 0, or 1 after recording a fault.
 FAR u32 read_piece(Thread* t, Copy* c) {
     u32 at_once = c->moment == S_AT_ONCE;
     LOOP for (u32 i = 0; i < 2; i++) c->bits[i] = ((u64*)c->source)[i];
@@ -63,7 +63,7 @@ FAR u32 read_piece(Thread* t, Copy* c) {
     return at_once && write_piece(t, c);
 }
 
-// Issues a piece. Returns 0, or 1 after recording a fault.
+// Issues a piece of a bulk copy, 16 bytes. Returns 0, or 1 after recording a fault.
 FAR u32 issue_piece(Thread* t, u64 target, u64 source, u32 how, u32 site) {
     Engine* e = t->launch->engine;
     Copies* pool = t->launch->copy_pool;
@@ -118,7 +118,7 @@ API u32 rt_bulk_store(Thread* t, u64 target, u64 source, u32 size, u32 how, u32 
 API void rt_bulk_commit(Thread* t) { queue_of(t, 1)->commits++; }
 
 // Waits until all pieces are written, or with `read` until they are read, except those of the `newest` groups that were
-// committed last.
+// committed last. Returns 0, or 1 after recording a fault.
 API u32 rt_bulk_wait(Thread* t, u32 newest, u32 read, u32 site) {
     Launch* l = t->launch;
     Copy* pool = l->copy_pool->pool;
@@ -141,7 +141,7 @@ API u32 rt_bulk_wait(Thread* t, u32 newest, u32 read, u32 site) {
     return 0;
 }
 
-// Writes all pending pieces of a block. Returns 1.
+// Writes all pending pieces of a block's bulk copies. Returns 1.
 FAR u32 write_stores(Launch* l, Block* b) {
     Copy* pool = l->copy_pool->pool;
     b->store_turns = 0;
@@ -155,7 +155,7 @@ FAR u32 write_stores(Launch* l, Block* b) {
     return 1;
 }
 
-// Called when nothing else can run: writes all pending pieces. Returns 0 if there were none.
+// Writes all pending pieces of bulk copies. Called when nothing else can run. Returns 0 if there were none.
 FAR u32 idle_stores(Launch** launches, u32 n) {
     u32 wrote = 0;
     LOOP for (u32 k = 0; k < n; k++) {

@@ -16,7 +16,7 @@ const u32 MOST = 512;  // the most elements of an operand: a matrix, or the four
 FN u32 bits_of(float x) { return x != x ? 0x7FFFFFFFu : __float_as_uint(x); }
 
 const u32 FINITE = 0, INFINITE = 1, NOT_A_NUMBER = 2;  // Number::class_
-const s32 ZERO = -(1 << 14);  // the exponent of a zero; products with a zero are near it, below all other exponents
+const s32 ZERO = -(1 << 14);  // the exponent of a zero: so low that no product with a zero has the greatest exponent
 const u32 FRACTION = 23;      // the number of fraction bits of Number::significand
 const u32 FACTOR = 10;  // the maximum number of fraction bits of a factor's significand, over all types of factors
 
@@ -54,7 +54,7 @@ FN Number number_of(u32 bits, u32 kind) {
 // its significand lies in [1, 4). The sum of the truncated terms is exact, and is rounded toward zero to fp32 or to
 // nearest even to fp16.
 const u32 GUARD = 25;
-const s32 LEAST_TOP = -133;  // lower bound of the greatest exponent: bits below 2^-158 are truncated
+const s32 LEAST_TOP = -133;  // the greatest exponent counts as at least this, so bits below 2^-158 are truncated
 
 // The elements of A by rows, or of B by columns, as significands and exponents.
 struct Side {
@@ -116,7 +116,7 @@ FN u32 fp16_to_nearest(u64 magnitude, s32 exponent) {
     return bits < 0x7C00 ? bits : 0x7C00;
 }
 
-// One step if a factor or C is not finite. The sum is an infinity or the canonical NaN.
+// Computes one step in which a factor or C is not finite. Returns the sum, an infinity or the canonical NaN.
 FAR u32 not_finite(const Side* a, u32 row, const Side* b, u32 column, u32 count, u32 c_bits, u32 half) {
     Number c = number_of(c_bits, half ? MX_F16 : MX_F32);
     u32 positive = 0, negative = 0, nan = c.class_ == NOT_A_NUMBER;
@@ -134,8 +134,8 @@ FAR u32 not_finite(const Side* a, u32 row, const Side* b, u32 column, u32 count,
     return negative ? infinity | (half ? 0x8000u : 0x80000000u) : infinity;
 }
 
-// One step: C plus `count` products, of the elements of A from `row` on and those of B from `column` on. `any` is not 0
-// if one of them is not finite. With `half`, C and the sum are fp16, otherwise fp32.
+// Computes one step: C plus `count` products, of the elements of A from `row` on and those of B from `column` on. `any`
+// is not 0 if one of these elements is not finite. With `half`, C and the sum are fp16, otherwise fp32.
 FN u32 fused(const Side* a, u32 row, const Side* b, u32 column, u32 count, u32 any, u32 c_bits, u32 half) {
     Number c = number_of(c_bits, half ? MX_F16 : MX_F32);
     if (any | c.class_) return not_finite(a, row, b, column, count, c_bits, half);

@@ -10,7 +10,7 @@
 #include "store.cuh"
 #include "warp.cuh"
 
-// Called when a thread has suspended, in a probe: counts as progress each of its writes that has changed memory.
+// Counts as progress each write of a thread that has changed memory. Called in a probe, when the thread has suspended.
 FAR void settle_writes(Engine* e) {
     LOOP for (u32 i = 0; i < e->writes; i++) {
         Write* w = &e->write[i];
@@ -19,8 +19,8 @@ FAR void settle_writes(Engine* e) {
     e->writes = 0;
 }
 
-// Called when a thread has exited. `bit` is the mask of its lane. Completes barriers that waited for this thread
-// alone.
+// Removes a thread that has exited from its warp and its block. `bit` is the mask of its lane. Completes barriers that
+// waited for this thread alone.
 FAR void exit_thread(Launch* l, Block* b, Warp* warp, u32 bit) {
     Engine* e = l->engine;
     if (e->race) race_exit(thread_at(l, b, (u32)(warp - b->warps) * 32 + FFS(bit) - 1));
@@ -84,7 +84,7 @@ FN u32 count_strain(Launch* l, Thread* t, u32 watched) {
     return 1;
 }
 
-// Called when a lane has suspended at a warp operation.
+// Marks a lane as waiting for the warp operation at which it has suspended.
 FN void wait_for_warp(Warp* warp, Thread* t, u32 bit) {
     if (t->op_kind == ACTIVEMASK) {
         warp->at_activemask |= bit;
@@ -100,15 +100,14 @@ FN void wait_for_warp(Warp* warp, Thread* t, u32 bit) {
     warp->warpop |= bit;
 }
 
-// Called when a lane has suspended at a barrier. The warp arrives when all of its live lanes have suspended at a
-// barrier.
+// Marks a lane as waiting at a barrier. The warp arrives when all of its live lanes have suspended at a barrier.
 FN void gather(Launch* l, Block* b, Warp* warp, u32 bit) {
     warp->gathered |= bit;
     if (warp->gathered == warp->live) arrive(l, b, warp);
 }
 
-// Called when a thread has suspended with a status: sets its lane in the mask of Warp that stands for what the thread
-// waits for. Returns 1 if the thread need not wait.
+// Handles a thread that has suspended for the reason `status`: sets its lane in the mask of Warp for what it waits for,
+// ends it if it has exited, or records a fault. Returns 1 if the thread need not wait.
 FN u32 suspended(Launch* l, Block* b, Warp* warp, Thread* t, u32 bit, u32 status) {
     Engine* e = l->engine;
     if (status == YIELD) {
@@ -198,7 +197,7 @@ FN u32 ready_lanes(Launch* l, Block* b, u32 w, u32 force) {
     return ready;
 }
 
-// One turn of a warp: runs its lanes until all wait. With `force`, lanes poll even if no word that they poll has
+// Gives a warp one turn: runs its lanes until all wait. With `force`, lanes poll even if no word that they poll has
 // changed. Returns the number of resumes.
 FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
     Warp* warp = &b->warps[w];
@@ -231,8 +230,8 @@ FAR u32 run_warp(Launch* l, Block* b, u32 w, u32 force) {
     return ran;
 }
 
-// A mask of the block's warps that do not run in this pass, so that the others run ahead of them. With seed 0, the
-// mask is empty.
+// Returns a mask of the block's warps that do not run in this pass, so that the other warps get ahead of them. With
+// seed 0, the mask is empty.
 FN u32 held_warps(Launch* l, Block* b) {
     Engine* e = l->engine;
     if (!e->seed || e->probing) return 0;
@@ -240,9 +239,10 @@ FN u32 held_warps(Launch* l, Block* b) {
     return (u32)(r & r >> 32);
 }
 
-// One turn of a block. Returns the number of resumes. The turn begins with the warp that Launch::turn_warp names. If
-// the work limit of the call ends the turn, turn_warp is set to the warp with which the next call continues. Once a
-// barrier has completed in the turn, warps are held back (held_warps) even if none were before.
+// Gives a block one turn, and returns the number of resumes. The turn begins with the warp in Launch::turn_warp, or
+// with warp 0. If the work limit of the call ends the turn, turn_warp is set to the warp with which the next call
+// continues. With `force`, or if Engine::pass_held is 2, warps are held back (held_warps) only after a barrier has
+// completed in the turn.
 FAR u32 run_block(Launch* l, Block* b, u32 force) {
     u32 ran = 0, w = l->turn_warp ? l->turn_warp - 1 : 0;
     u32 held = force || l->engine->pass_held == 2 ? 0 : held_warps(l, b);

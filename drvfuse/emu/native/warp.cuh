@@ -31,7 +31,7 @@ FN void shuffle(Launch* l, Block* b, u32 w, u32 mask, u32 lane, Thread* t) {
     t->op_pred = ok;
 }
 
-// A matrix instruction, which all lanes of a warp execute together by a function of a native library.
+// Executes a matrix instruction for all lanes of a warp together, by a function of a native library.
 FAR void matrix_operation(Launch* l, Block* b, u32 w, u32 mask) {
     Thread* first = thread_at(l, b, w * 32 + FFS(mask) - 1);
     if (mask != ~0u) {

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python processes that a program starts. Like the program, they are switched, and they return their findings.
+"""The Python processes that a program starts. They too use the emulated driver, and the program reports their findings.
 
-They inherit the environment, in which PYTHONPATH has a folder with a `sitecustomize` for them. Such a process has a
-default machine of its own, by the settings in the environment; when it exits, it writes its findings to the folder
-`DRVFUSE_EMU_PROGRAM`. Or it uses the machine at the address `DRVFUSE_EMU_MACHINE`, which keeps the findings. A forked
-process has no machine, as CUDA cannot be used after a fork.
+They inherit the environment, in which PYTHONPATH has a folder with a `sitecustomize` for them. If the environment has
+`DRVFUSE_EMU_MACHINE`, the address of a machine, they use that machine, which keeps the findings. If not, each has a
+default machine of its own, and writes its findings to the folder `DRVFUSE_EMU_PROGRAM` when it exits. A forked process
+has no machine, as CUDA cannot be used after a fork.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _SITE = str(Path(__file__).with_name("in_children"))
 
 
 class Switched:
-    """Processes that are started inside the `with` block are switched. After the block, `reports` are their findings.
+    """Makes processes that are started inside the `with` block use the emulated driver.
 
-    `machine` is the default machine of this process. With `share`, or if another process serves that machine,
-    the processes started inside the block use it too.
+    `machine` is the default machine of this process. With `share`, or if another process serves that machine, the
+    processes started inside the block use it too. After the block, `reports` are the findings of these processes.
     """
 
     def __init__(self, machine: Any, share: bool) -> None:
@@ -42,7 +42,7 @@ class Switched:
         others = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != _SITE]
         os.environ["PYTHONPATH"] = os.pathsep.join([_SITE, *others])
         if not isinstance(machine, Machine):
-            return  # DRVFUSE_EMU_MACHINE is the address of the machine
+            return  # another process serves the machine, and DRVFUSE_EMU_MACHINE has its address already
         if share:
             self._server = Server(machine)
             os.environ["DRVFUSE_EMU_MACHINE"] = self._server.address
@@ -72,7 +72,7 @@ def _collected(folder: Path) -> list[dict[str, Any]]:
 
 
 def switch() -> None:
-    """Switch this process to its default machine. Its findings are written when it exits."""
+    """Make this process use the emulated driver of its default machine. Its findings are written when it exits."""
     machine = default_machine()
     switch_for_good(machine)
     if _FOLDER in os.environ:
@@ -93,8 +93,8 @@ def _leave(machine: Any, known: int, pid: int, folder: Path) -> None:
 
 
 def _end(reports: list[dict[str, Any]]) -> None:
-    """Print the findings of this process, if it has replaced the process that ran the program (`os.exec`), so that no
-    other process prints them.
+    """Print the findings, if there are any, and exit. Called in a process that has replaced the one that ran the
+    program (`os.exec`), as no other process would print them.
     """
     findings = found.findings(reports)
     if findings:

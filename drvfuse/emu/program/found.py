@@ -13,12 +13,12 @@ from typing import Any
 from ..findings.reports import NO_FINDINGS, Report
 
 SHOWN = 20
-"""The most reports that are printed. The others are only counted."""
+"""The maximum number of reports that are printed. Further reports are only counted."""
 
 
 def finish(machine: Any) -> None:
-    """Run the work that is queued in the contexts of this process, so that its faults are found too. A machine that
-    another process serves cleans up as a driver does when a process ends.
+    """Run the work that is still queued in the contexts of this process, so that its faults are found too. Does nothing
+    for a machine that another process serves: that process cleans up when this one ends.
     """
     own = getattr(machine, "own", None)
     if own is None or own.closed:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVRTC for switched programs: the installed library, but with PTX in place of a cubin.
+"""NVRTC for programs on the emulated driver: the installed library, which gives PTX in place of a cubin.
 
 The emulated driver runs PTX. A program that compiles for a real architecture (`-arch=sm_90`) requests a cubin from
 NVRTC. NVRTC has the PTX of that compilation too, and the program gets the PTX and its size instead. Options are passed

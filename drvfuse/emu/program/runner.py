@@ -30,7 +30,7 @@ from .switch import switch_for_good
 _INTERRUPTED = 130
 _NOT_INITIALISED = 3
 _BELOW = ("cuda.core", "cupy", "torch", "triton", "numba_cuda", "jax")
-"""Libraries that call the CUDA driver from C, which cannot be switched."""
+"""Libraries that call the CUDA driver from C. Such calls cannot be redirected to the emulated driver."""
 _BEFORE = (__file__, runpy.__file__, "<frozen runpy>")
 """The files whose frames come before the program's own frames in a traceback."""
 
@@ -40,9 +40,9 @@ def run(program: Sequence[str], *, module: bool = False, report: str | None = No
 
     `program` is the path or name, and the arguments. Findings are printed on stderr; they are written, with other data
     of the run, to the JSON file `report`. With `share`, the processes that the program starts use this machine too;
-    otherwise each has a machine of its own. Returns 1 if there were findings, else the program's exit status. It can be
-    called once per process. Before the program runs, it raises ArgumentError for a program that does not exist, and
-    Unsupported if cuda-python cannot be switched.
+    otherwise each has a machine of its own. Returns 1 if there were findings, else the program's exit status. This
+    function can be called once per process. Before the program runs, it raises ArgumentError for a program that does
+    not exist, and Unsupported if cuda-python cannot be switched.
     """
     name = _existing(program, module)
     _refuse_used_driver()
@@ -81,7 +81,8 @@ def _existing(program: Sequence[str], module: bool) -> str:
         raise ArgumentError("the program", repr(name), "a Python script that exists and can be read")
     if not sys.flags.safe_path:
         sys.path[0] = "" if module else str(Path(name).resolve().parent)
-    if module and _is_missing(name.partition(".")[0]):  # a search inside the package would import it before the switch
+    # Only the package is looked up: a search for its submodule would import the package before the switch.
+    if module and _is_missing(name.partition(".")[0]):
         raise ArgumentError("-m", repr(name), "the name of a module that can be imported")
     return name
 

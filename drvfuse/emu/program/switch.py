@@ -3,7 +3,7 @@
 
     cuda.bindings.driver, cuda.cuda      the functions are those of the machine's driver
     cuda.bindings.runtime, cuda.cudart   those of the runtime API on that driver (`emu.cudart`)
-    cuda.bindings.nvrtc, cuda.nvrtc      NVRTC's own, which give PTX where a cubin is asked for (`nvrtc`);
+    cuda.bindings.nvrtc, cuda.nvrtc      NVRTC's own, which give PTX where a cubin is requested (`nvrtc`);
                                          also in cuda.bindings._v2.nvrtc, where that exists
 
 The module objects stay, and only the functions in them are replaced. So it does not matter when, under which name and
@@ -61,7 +61,7 @@ def switched(machine: Any = None) -> Iterator[Any]:
 
 
 def switch_for_good(machine: Any) -> None:
-    """Switch this process until its end. Raises what `switched` raises."""
+    """Make cuda-python's modules use `machine` until this process ends. Raises what `switched` raises."""
     _switch(machine)
 
 

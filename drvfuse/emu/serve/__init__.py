@@ -2,11 +2,14 @@
 """A machine that other processes use. One process serves it, and the driver calls of the others reach it by Unix
 sockets.
 
-    server                       client (one process of the operating system)
-    Server    a machine          AttachedMachine   stands for the machine; its driver is what code written for
-    Session   one client: a                        cuda.bindings uses
-              `Process` of it
-    Line      one thread of it   Line              a thread of the client has a connection of its own
+    in the server
+    Server            serves a machine
+    Session           serves one client, which is a process of the operating system and a `Process` of the machine
+    Line              serves one thread of a client
+
+    in a client
+    AttachedMachine   represents the machine; code written for cuda.bindings uses its driver
+    Line              the connection of one thread
 
 `emu.wire` writes a driver call as a message. Each thread of a client has a connection of its own, and each connection
 has a thread in the server. So the thread in the server keeps the per-thread state of the driver (the stack of contexts,

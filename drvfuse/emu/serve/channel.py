@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages over a stream socket. A message is a header, words and bytes, and file descriptors.
 
-On most connections the two ends take turns, so only one message can be in transit, and a reader may read all available
-bytes at once. If one end sends several messages without an answer in between, `receive` needs `alone=False`.
+On most connections the two ends send alternately, so only one message can be in transit, and a reader may read all
+available bytes at once. If one end sends several messages without an answer in between, `receive` needs `alone=False`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..wire.message import Incoming, Outgoing
 
 _HEAD = struct.Struct("<QHH")  # the header: number of bytes that follow, tag, number of descriptors
 _SMALL = 1 << 16  # up to this size, the parts of a message are joined before they are sent
-_FIRST = 1 << 12  # the most bytes of the first read of a message
+_FIRST = 1 << 12  # the maximum size of the first read of a message
 _MOST_DESCRIPTORS = 16
 _ROOM = socket.CMSG_LEN(_MOST_DESCRIPTORS * array.array("i").itemsize)
 
@@ -111,7 +111,7 @@ def _rest(connection: socket.socket, begun: memoryview, nbytes: int) -> memoryvi
 
 
 def close_rest(incoming: Incoming) -> None:
-    """Close the descriptors of a message that the reader has not taken."""
+    """Close those descriptors of a message that its reader has not taken."""
     for descriptor in incoming.descriptors:
         if descriptor is not None:
             os.close(descriptor)

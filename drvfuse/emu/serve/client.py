@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _END_CONTEXTS = {"cuCtxDestroy", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset"}
 _HOST_FUNCTIONS = {
     *("cuLaunchHostFunc", "cuStreamAddCallback", "cuUserObjectCreate"),
-    *("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"),  # a graph may use host memory of this process later
+    *("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"),  # a graph may use host memory later
 }
 _NO_MACHINE = {"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"}
 
@@ -77,12 +77,12 @@ class AttachedMachine:
         except OSError:
             self._life.close()
             raise DriverUnavailable(
-                f"the machine at {self.address} needs the addresses 0x{base:x} to 0x{base + nbytes:x} here for its "
-                "pinned memory, and something is there already: a machine of this process's own, perhaps, or another "
-                "one that it is attached to"
+                f"cannot attach to the machine at {self.address}: its pinned memory needs the addresses 0x{base:x} to "
+                f"0x{base + nbytes:x} of this process, and some of them are in use; close the other emulated machines "
+                "of this process first"
             ) from None
 
-    # Life ------------------------------------------------------------------------------------------------------------
+    # Lifetime --------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Leave the machine. All that this process has there is freed. Idempotent."""
@@ -137,7 +137,9 @@ class AttachedMachine:
         return found or Line(*self._greet("line", session=self._key))
 
     def _lost(self) -> None:
-        """Called when the machine is gone. Pinned memory stays until `close()`, as there may be views of it."""
+        """Called when the machine is gone: mark it as closed. Pinned memory stays until `close()`, as there may be
+        views of it.
+        """
         self.closed = True
 
     # Calls -----------------------------------------------------------------------------------------------------------
@@ -218,7 +220,7 @@ class AttachedMachine:
         return tuple(result)
 
     def _answered_here(self, name: str, args: Sequence[Any] | None, nothing: tuple[None, ...]) -> tuple[Any, ...]:
-        """Answer a call that needs no machine, when the machine is closed."""
+        """Answer a call after the machine was closed. Only functions of `_NO_MACHINE` still succeed."""
         if name in _NO_MACHINE and args is not None:
             from ..driver import ENTRIES
 
@@ -235,7 +237,7 @@ class AttachedMachine:
             while True:
                 got, incoming = receive(connection)
                 if got != Tag.CALLBACK:
-                    self._local.line = line  # only after success, or the next call could get this answer
+                    self._local.line = line  # kept only after success, else the next call could get this answer
                     return got, incoming
                 function, argument = incoming.word(), incoming.word()
                 answer = Outgoing()
@@ -286,7 +288,7 @@ class AttachedMachine:
                 self._layouts[function] = found
         return found
 
-    # What else a program asks of its machine -------------------------------------------------------------------------
+    # Other requests to the machine -----------------------------------------------------------------------------------
 
     @property
     def reports(self) -> list[Report]:
@@ -298,7 +300,7 @@ class AttachedMachine:
 
     @property
     def launches(self) -> list[Any]:
-        """The kernels that ended last on the machine, those of all processes."""
+        """The launches that have ended last on the machine, including those of other processes."""
         found: list[Any] = self._ask("launches")
         return found
 

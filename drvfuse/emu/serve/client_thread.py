@@ -21,7 +21,7 @@ class Line:
         self.calls = 0
 
     def __del__(self) -> None:
-        self.connection.close()  # its thread has ended, or the machine is not used any more
+        self.connection.close()  # interrupts no call, as a call that is under way keeps this object alive
 
 
 class Local(threading.local):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host memory of a client that the machine knows: pinned memory and registered memory."""
+"""A client's host memory that the machine can use: pinned memory and registered memory."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ client's addresses, but none at the sums.
 
 @dataclass(frozen=True)
 class _Registration:
-    """Registered memory. With `file`, the machine has the file of the memory, so kernels and copies can access it."""
+    """Registered memory. If `file`, it is a shared mapping of a file that the machine has too, so kernels and copies
+    can access it.
+    """
 
     nbytes: int
     file: bool
 
 
 class _Local(threading.local):
-    """Whether the memory that the calling thread registers now has a file."""
+    """Per thread: `found` says whether the memory that a call is registering is a shared mapping of a file."""
 
     found = False
 
@@ -49,7 +51,7 @@ class HostMemory:
         self._layout = weakref.WeakMethod(layout)  # weak, as it is a method of the owner of this object
         self._registered: dict[int, _Registration] = {}  # registered memory by its address
         self._pinned: dict[int, int] = {}  # address -> number of bytes
-        self._images: dict[int, Any] = {}  # handle of a link -> the image of the link
+        self._images: dict[int, Any] = {}  # CUlinkState -> its linked image
         self._local = _Local()
         self._release = weakref.finalize(self, pages.give_up, base, nbytes)
         self._release.atexit = False
@@ -110,8 +112,8 @@ class HostMemory:
             os.close(descriptor)
         self._pinned[address] = span
 
-    def keep_image(self, link: int, content: bytes) -> int:
-        self._images[link] = image = ctypes.create_string_buffer(content)
+    def keep_image(self, state: int, content: bytes) -> int:
+        self._images[state] = image = ctypes.create_string_buffer(content)
         return ctypes.addressof(image)
 
     def registration(self, address: int, nbytes: int) -> tuple[int, int] | None:

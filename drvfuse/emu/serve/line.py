@@ -64,8 +64,8 @@ class Line:
                 interrupts.forget(self._thread)
 
     def interrupt(self, call: int) -> None:
-        """End the wait of a call, by its number on this line. The call may have ended already, or may not have arrived
-        yet, as Ctrl-C comes by another connection.
+        """End the wait of the call with the number `call` on this connection. The interrupt comes by another
+        connection, so the call may have ended already, or may not have arrived yet.
         """
         with self._lock:
             self._interrupted = call
@@ -109,7 +109,7 @@ class Line:
             coder.write_result(out, results, run)
         return out
 
-    # What a call asks of the machine's end (`wire.calls.Machine`) -----------------------------------------------------
+    # The machine's side of a call (`wire.calls.Machine`) --------------------------------------------------------------
 
     def pinned(self, address: int) -> int:
         return self.session.process.machine.window.host_file(address)

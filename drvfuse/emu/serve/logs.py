@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ErrorLogs:
-    """The error buffers of calls, during the call, and of links, until the link is destroyed."""
+    """The error buffers of calls, during the call, and of linker states (CUlinkState), until they are destroyed."""
 
     def __init__(self) -> None:
         self._links: dict[int, ErrorLog] = {}
@@ -28,7 +28,7 @@ class ErrorLogs:
             log.write(refusal.message)
 
     def succeeded(self, call: Call, results: Sequence[Any]) -> None:
-        """Remember the buffer of a new link, and forget the buffer of a link that is destroyed."""
+        """Remember the error buffer of a new linker state, and forget that of a linker state which is destroyed."""
         if call.signature.name == "cuLinkCreate":
             log = _named(call)
             if log is not None:

@@ -94,7 +94,7 @@ class Server:
     def _start(self, what: str, target: Callable[..., None], *arguments: Any) -> bool:
         """Start a thread that `close` joins. If the server is closed, start none and return False."""
         thread = threading.Thread(target=target, args=arguments, name=f"drvfuse-{what}", daemon=True)
-        with self._lock:  # a thread cannot be joined before it is started
+        with self._lock:  # held, so that `close` joins only threads that are started
             if self._closed:
                 return False
             thread.start()
@@ -141,7 +141,7 @@ class Server:
 
     def _open(self, connection: socket.socket, hello: dict[str, Any]) -> None:
         machine = self.machine
-        process = self._process(hello.get("name"))  # not under the lock, as this may wait in a replay
+        process = self._process(hello.get("name"))  # called without the lock, as it may wait in a replay
         session = Session(secrets.token_hex(8), process, connection)
         with self._lock:
             self.sessions[session.key] = session

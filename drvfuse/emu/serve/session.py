@@ -36,7 +36,7 @@ class Session:
         self.kept: deque[Any] = deque(maxlen=_KEPT)
         self._lock, self._ending = threading.Lock(), threading.Lock()
         self._host: socket.socket | None = None
-        self._host_turn = threading.Lock()
+        self._host_lock = threading.Lock()
         self.ended = False
         self._local = threading.local()
         process.foreign = self
@@ -103,7 +103,7 @@ class Session:
 
     def call_host(self, address: int, *arguments: int) -> None:
         """Run a host function in the client, and wait for its end. The caller does not hold the machine's lock."""
-        with self._host_turn:
+        with self._host_lock:
             if self._host is None or self.ended:
                 return
             out = Outgoing()
@@ -130,7 +130,7 @@ class Session:
 
     def _memory(self, tag: Tag, out: Outgoing, what: str) -> bytes | None:
         """Let the client read or write its own memory. Raises Failure if the client no longer has that memory."""
-        with self.process.machine.progress.outside(self.process), self._host_turn:
+        with self.process.machine.progress.outside(self.process), self._host_lock:
             try:
                 if self._host is None or self.ended:
                     raise Ended
@@ -140,8 +140,8 @@ class Session:
             except (Ended, OSError):
                 raise Failure(R.CUDA_ERROR_DEINITIALIZED) from None
         if not done:
-            report = Report("out_of_bounds", f"a copy of a graph {what} of host memory, which are not mapped any more")
-            raise Failure(R.CUDA_ERROR_ILLEGAL_ADDRESS, report)
+            message = f"a copy node of a graph {what} of host memory that is not mapped any more"
+            raise Failure(R.CUDA_ERROR_ILLEGAL_ADDRESS, Report("out_of_bounds", message))
         return content
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The address space of an emulated machine: a range of addresses of this process, the window, in which device pointers
-are host pointers. `mapped` checks memory of the process outside of the window.
+"""The address space of an emulated machine: a range of addresses of this process, the window. A device pointer is a
+host pointer into the window. `mapped` checks memory of the process outside of the window.
 
 It imports `emu.abi`.
 """

@@ -20,9 +20,9 @@ _OWNERS = {Kind.SHARED: abi.OWNER_SHARED, Kind.LOCAL: abi.OWNER_LOCAL, Kind.PARA
 class AccessTable:
     """The access words of one process; the docstring of `space/window.py` has their format.
 
-    All tables of a window agree on the owner and the kind of memory. Which devices may read and write an address is in
-    the table of the process that owns the address; in all other tables no device may access it. `name` is the name of
-    the process, for messages. `address` is the address of the words; the constructor allocates them if it is None.
+    All tables of a window agree on the owner and the kind of memory. The table of the process that owns an address says
+    which devices may read and write it; in all other tables no device may access the address. `name` is the name of the
+    process, for messages. `address` is the address of the words; if it is None, the constructor allocates the words.
     """
 
     def __init__(self, base: int, nbytes: int, address: int | None = None, name: str = "") -> None:
@@ -37,13 +37,13 @@ class AccessTable:
         self.address = int(self._all.ctypes.data)
 
     def words(self, address: int, nbytes: int) -> np.ndarray:
-        """The words of the granules that a range touches, as a view that can be read and written."""
+        """The access words of all granules that a range of addresses touches, as a writable view."""
         first = (address - self._base) >> abi.GRANULE_SHIFT
         last = (address + nbytes - 1 - self._base) >> abi.GRANULE_SHIFT
         return self._all[first : last + 1]
 
     def describe(self, address: int, nbytes: int, word: int) -> None:
-        """Set the owner and the kind of a range, with access for no device."""
+        """Set the access words of a range to `word`, which has the owner and the kind, and access for no device."""
         self.words(address, nbytes)[:] = word
 
     def permit(self, address: int, nbytes: int, read_mask: int, write_mask: int) -> None:
@@ -68,7 +68,7 @@ class AccessTables:
         self._all = [self.first]
 
     def open(self, name: str, until: int) -> AccessTable:
-        """A table for one more process. It takes over the owners and kinds of all memory below the address `until`."""
+        """Make a table for one more process. It copies the owners and kinds of all memory below the address `until`."""
         table = AccessTable(self._base, self._nbytes, name=name)
         table.take_over(self.first, until)
         self._all.append(table)

@@ -15,8 +15,8 @@ class Allocation:
     """A range `[address, address + nbytes)` that is allocated or mapped, or was until it was freed. `device` is the
     owner, None for memory of the host.
 
-    If `lent`, the engine hands the range out in pieces (`Window.scratch`), so it is no allocation of a user. `table` is
-    the access table of the process that owns the address, None for memory that is lent.
+    If `lent`, the native engine lends the range to launches in pieces (`Window.scratch`), so it is no allocation of a
+    program. `table` is the access table of the process that owns the address, None for memory that is lent.
     """
 
     address: int
@@ -39,11 +39,11 @@ class Allocation:
 
 @dataclass
 class Physical:
-    """Physical memory: `nbytes` bytes from `offset` on in the files of `PhysicalMemory`, without an address of their
-    own.
+    """Physical memory, which has no address of its own: `nbytes` bytes, from `offset` on, of the files of
+    `PhysicalMemory`.
 
-    `mappings` counts the places where it is mapped. Its pages are given back when it is `released` and no mapping is
-    left.
+    `mappings` counts the ranges of addresses at which it is mapped. Its pages are given back when it is `released` and
+    no mapping is left.
     """
 
     nbytes: int

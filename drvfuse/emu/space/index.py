@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From an address of a window to the allocation or mapping that lies there, or that lay there until it was freed."""
+"""Finds the allocation or mapping that holds an address of a window, or that held it until it was freed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Index:
         self.remember(mapping.at(address))
 
     def add_alias(self, alias: Allocation) -> None:
-        """Add an address of memory that is bound to a multicast object. Only `nearest` finds it."""
+        """Add an address at which memory is mapped that is bound to a multicast object. Only `nearest` finds it."""
         self._aliases[alias.address] = alias
 
     def remove_alias(self, address: int) -> None:
@@ -66,7 +66,7 @@ class Index:
         if len(self._freed) > _REMEMBERED:
             self._freed.popitem(last=False)
 
-    # Questions -------------------------------------------------------------------------------------------------------
+    # Look-ups --------------------------------------------------------------------------------------------------------
 
     def find(self, address: int) -> Allocation | None:
         """The live allocation or mapping that holds an address, or None."""
@@ -87,7 +87,7 @@ class Index:
         return None
 
     def lent(self) -> list[Allocation]:
-        """The allocations that the engine hands out in pieces."""
+        """The allocations that the native engine divides into pieces and lends to launches (`Window.scratch`)."""
         return [allocation for allocation in self._live.values() if allocation.lent]
 
     def mapped(self, address: int, nbytes: int) -> Iterator[tuple[int, Mapping]]:
@@ -125,9 +125,8 @@ class Index:
         return True
 
     def nearest(self, address: int) -> str:
-        """The allocation or mapping that an address lies in or nearest to, in words, for messages about faults.
-
-        Memory that the engine lends to blocks and threads does not count.
+        """Where an address lies, for messages about faults: the allocation or mapping that holds it or is nearest to
+        it, in words. Memory that the native engine lends to launches does not count.
         """
         for bound in self._aliases.values():
             if bound.holds(address):

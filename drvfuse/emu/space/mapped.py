@@ -20,8 +20,8 @@ from collections.abc import Sequence
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
 _PAGE = mmap.PAGESIZE
 _END = 1 << 64
-_PIECES = 256  # the most pieces per system call; Linux allows up to 1024
-_STRING = 256  # bytes of a string that are read first
+_PIECES = 256  # the most ranges that one system call reads; Linux allows up to 1024
+_STRING = 256  # `string` first reads this many bytes
 _PIECE = struct.Struct("QQ")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -88,7 +88,7 @@ def _listed(address: int, nbytes: int, permission: str) -> bool:
 
 
 def gathered(pieces: Sequence[tuple[int, int]]) -> bytes | None:
-    """The bytes of all pieces (address, size), concatenated. None if one of the pieces cannot be read."""
+    """The bytes of all ranges (address, size), one after the other. None if one of the ranges cannot be read."""
     found = b""
     for first in range(0, len(pieces), _PIECES):
         part = _gathered(pieces[first : first + _PIECES])
@@ -99,7 +99,7 @@ def gathered(pieces: Sequence[tuple[int, int]]) -> bytes | None:
 
 
 def _gathered(pieces: Sequence[tuple[int, int]]) -> bytes | None:
-    """What `gathered` returns, for at most _PIECES pieces."""
+    """The bytes of at most _PIECES ranges (address, size), one after the other. None if a range cannot be read."""
     total, sources = 0, b""
     for address, size in pieces:
         if size:

@@ -64,7 +64,8 @@ class Mappings:
     def map_multicast(self, address: int, nbytes: int, members: Members, table: AccessTable | None = None) -> None:
         """Map the first `nbytes` of a multicast object inside a reservation.
 
-        There is no memory at these addresses: the native runtime makes an access to the memory of each member.
+        There is no memory at these addresses. In place of an access to them, the native runtime accesses the memory
+        that each member has bound.
         """
         self._require_vacant(address, nbytes)
         self._index.add_mapping(address, Mapping(nbytes, None, table or self._tables.first, members=members))
@@ -72,7 +73,7 @@ class Mappings:
         self._tables.describe(address, nbytes, None, Kind.MULTICAST | KIND_FULL)
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Unmap all mappings of a range. ArgumentError unless the range consists of whole mappings."""
+        """Unmap all mappings of a range. Raises ArgumentError unless the range consists of whole mappings."""
         inside = list(self._index.mapped(address, nbytes))
         if not inside or any(a < address or a + m.nbytes > address + nbytes for a, m in inside):
             raise ArgumentError("address", f"0x{address:x} with {nbytes} bytes", "a range of whole mappings")
@@ -85,8 +86,8 @@ class Mappings:
             self._index.remove_mapping(start)
 
     def alias(self, nbytes: int, physical: Physical, offset: int) -> int:
-        """Map part of a physical allocation for the native runtime, and return its address. The runtime reaches the
-        members of a multicast object by such addresses. No user knows the address, and no device may access it.
+        """Map part of a physical allocation for the native runtime, and return the address. The runtime accesses memory
+        that is bound to a multicast object by such addresses. No program gets them, and no device may access them.
         """
         address = self._addresses.take(nbytes + GRANULE, GRANULE, nbytes)
         self._map(address, nbytes, physical, offset)
@@ -105,8 +106,8 @@ class Mappings:
         self._tables.describe(address, nbytes, physical.device, Kind.MAPPED | self._bits)
 
     def _require_vacant(self, address: int, nbytes: int) -> None:
-        """ArgumentError unless a range lies in one reservation and nothing is mapped there."""
+        """Raise ArgumentError unless a range lies in one reservation and nothing is mapped there."""
         if not any(a <= address and address + nbytes <= a + n for a, n in self._reservations.items()):
-            raise ArgumentError("address", f"0x{address:x}", "inside one reservation, with all of its bytes")
+            raise ArgumentError("address", f"0x{address:x}", f"the start of {nbytes} bytes inside one reservation")
         if next(self._index.mapped(address, nbytes), None):
             raise ArgumentError("address", f"0x{address:x}", "a range with nothing mapped")

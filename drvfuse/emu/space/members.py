@@ -46,8 +46,8 @@ class Members:
         return [device for device in self.devices if not self._addresses[offset // PIECE, device]]
 
     def offset_of(self, address: int) -> tuple[int, int] | None:
-        """(offset in the object, device) of bound memory, from its address as it was given to `bind`. None for other
-        memory.
+        """(offset in the object, device) of bound memory. `address` is an address of that memory, in a range that was
+        given to `bind`. None for other memory.
         """
         inside = np.uint64(address) - self._addresses
         found = np.argwhere((self._addresses != 0) & (self._addresses <= address) & (inside < PIECE))
@@ -89,8 +89,8 @@ class Teams:
         return None
 
     def behind(self, address: int) -> tuple[int, int] | None:
-        """(multicast address, device) of bound memory, from its address as it was given to `Members.bind`. None for
-        other memory.
+        """(multicast address, device) of memory that is bound to a mapped multicast object. `address` is an address of
+        that memory, in a range that was given to `Members.bind`. None for other memory.
         """
         for start, (nbytes, members) in self._mapped.items():
             found = members.offset_of(address)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""System calls that reserve the areas of a window and map files into them, and `Ranges`, which hands out parts of an
-area or a file.
+"""System calls that reserve the areas of a window (data, shadow, access words, cells; see `space/window.py`) and map
+files into them, and `Ranges`, which allocates parts of an area or of a file.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class WindowError(DrvfuseError):
 
 @dataclass
 class Ranges:
-    """Addresses, or offsets of a file, `[start, end)` that are handed out from the front. What was given back is handed
-    out again only when the rest is used up. `name` names the space in the message of an error.
+    """Addresses, or offsets in a file, `[start, end)` that are allocated from the front. What was given back is
+    allocated again only when the rest is used up. `name` names the space in the message of an error.
     """
 
     start: int
@@ -96,7 +96,7 @@ def _map_at(
 
 
 def access_address(address: int) -> int:
-    """The address of the access word for an address of a window."""
+    """The address of the access word of the granule in which `address` lies (first process of the window)."""
     return abi.ACCESS_BASE + ((address - abi.WINDOW_BASE) >> abi.GRANULE_SHIFT) * 4
 
 
@@ -141,22 +141,24 @@ def round_up(nbytes: int, alignment: int) -> int:
 
 
 def cell_address(address: int) -> int:
-    """The address of the race detector's cell for an address of a window."""
+    """The address of the race detector's cell for the line in which `address` lies."""
     return abi.CELL_BASE + ((address - abi.WINDOW_BASE) >> abi.LINE_SHIFT) * 4
 
 
 def areas(base: int, nbytes: int, cells: bool) -> tuple[tuple[int, int], ...]:
-    """The areas of a window at `base`, as (address, bytes): data, shadow, access words and, with `cells`, cells."""
+    """(address, bytes) of each area of a window at `base` with `nbytes` of data: data, shadow, access words and, if
+    `cells` is true, the race detector's cells.
+    """
     words = round_up((nbytes >> abi.GRANULE_SHIFT) * 4, mmap.PAGESIZE)
     found = (base, nbytes), (base + abi.SHADOW_OFFSET, nbytes), (access_address(base), words)
     return (*found, (cell_address(base), nbytes >> abi.LINE_SHIFT << 2)) if cells else found
 
 
 def reserve(asked: int, cells: bool, last: bool = False) -> tuple[int, int]:
-    """Reserve a window and return (base, bytes). The window lies at the first place without other memory, or with
-    `last` at the last one. It is as large as the process may reserve, up to `asked` bytes.
+    """Reserve a window and return (base, bytes). The window lies at the first free place or, with `last`, at the last
+    free place. It is as large as the process may reserve, up to `asked` bytes.
 
-    Before a smaller window is taken, the garbage collector runs, since it releases windows of dropped machines.
+    Before a smaller window is tried, the garbage collector runs, since it releases windows of dropped machines.
     """
     # `refusal` is a text, as the traceback of an exception would keep the window alive.
     refusal, taken, collected = "", False, False

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The physical memory of a window: sparse files in memory, parts of which are mapped at addresses of the window.
 
-One file holds the data, one the shadow and, with a race detector, one the cells. The same part of each is mapped
-together, so all addresses of a byte of physical memory have one content, one state of initialisation and one state of
-the race detector.
+One file holds the data. A second file holds the shadow: which bytes are addressable and initialised. With a race
+detector, a third file holds its cells. The same part of each file is mapped together. So if a byte of physical memory
+has several addresses, they share its content, its shadow and its state in the race detector.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PhysicalMemory:
         self._drop(physical)
 
     def _areas(self, address: int) -> tuple[int, ...]:
-        """The addresses of the data, the shadow and the cells that belong to an address."""
+        """Where the data, the shadow and the cells (if there are any) of an address of the window lie."""
         return (address, address + abi.SHADOW_OFFSET, pages.cell_address(address))[: len(self.files)]
 
     def _parts(self, offset: int, nbytes: int) -> list[tuple[int, int, int]]:

@@ -48,7 +48,7 @@ log = logging.getLogger("drvfuse")
 
 
 def _with_gap(nbytes: int) -> int:
-    """The number of addresses that a plain allocation takes: its granules, and an unused gap after them."""
+    """The number of addresses that a plain allocation of `nbytes` takes: its granules, and an unused gap after them."""
     span = round_up(nbytes, GRANULE)
     return span + min(max(GRANULE, span), _LARGEST_GAP)
 
@@ -119,7 +119,7 @@ class Window:
         return self._tables.first
 
     def open_table(self, name: str) -> AccessTable:
-        """The access words of one more process."""
+        """Make the table of access words of one more process, and return it."""
         table = self._tables.open(name, self._addresses.next)
         for lent in self.index.lent():
             table.permit(lent.address, lent.nbytes, *self.access(lent.address))
@@ -187,16 +187,16 @@ class Window:
         initialised: bool = False,
         table: AccessTable | None = None,
     ) -> None:
-        """Put an allocation, with the arguments of `alloc`, at an address of `hold`. No allocation may be there at
-        present.
+        """Put an allocation at an address that `hold` has returned. The other arguments are those of `alloc`. No
+        allocation may be there at present.
         """
         table = table or self.table
         self._place(Allocation(address, nbytes, device, kind, table=table), initialised)
         table.permit(address, round_up(nbytes, GRANULE), read_mask, write_mask)
 
     def scratch(self, nbytes: int, kind: Kind) -> int:
-        """Allocate memory that the engine hands out in pieces (shared, local, parameters) to kernels of all processes,
-        and return its address. All of it is addressable.
+        """Allocate memory that the native engine divides into pieces (shared memory, local memory, parameters) and
+        lends to kernels of all processes, and return its address. All of it is addressable.
         """
         size = round_up(nbytes, GRANULE)
         address = self.hold(size)
@@ -209,7 +209,9 @@ class Window:
         self.give_back(address, self.vacate(address))
 
     def vacate(self, address: int) -> int:
-        """Free an allocation and return its bytes, but keep its addresses: `occupy` may put another one there."""
+        """Free an allocation and return how many bytes it had. Its addresses stay taken: `occupy` may put another
+        allocation there.
+        """
         allocation = self.index.remove(address)
         if allocation is None:
             raise ArgumentError("address", f"0x{address:x}", "the address of a live allocation")

@@ -19,10 +19,10 @@ class Param:
 
 @dataclass(frozen=True)
 class Site:
-    """The place in the source of an instruction that accesses memory or suspends.
+    """The place in the source of an instruction that accesses memory or at which a thread may be suspended.
 
-    `inlined` are (file, line) of the calls by which the code was inlined, innermost first. `address` is the text of
-    the memory operand in the PTX, or "". `function` is the kernel or function that contains the instruction.
+    `inlined` are (file, line) of the calls by which the code was inlined, innermost first. `address` is the text of the
+    memory operand in the PTX, or "". `function` is the kernel or function that contains the instruction.
     """
 
     opcode: str
@@ -39,10 +39,10 @@ class KernelCode:
     """A translated kernel. The function `symbol` runs one thread, whose frame has `frame_bytes`.
 
     shared_static   the offset of dynamic shared memory in the shared memory of a block
-    max_threads     the most threads of a block (.maxntid or .reqntid); 0 without a limit
+    max_threads     the maximum number of threads of a block (.maxntid or .reqntid); 0 without a limit
     sites           the sites of the whole module, by site number
     reqncta         the required shape of clusters (.reqnctapercluster)
-    max_cluster     the most blocks of a cluster (.maxclusterrank); 0 without a limit
+    max_cluster     the maximum number of blocks of a cluster (.maxclusterrank); 0 without a limit
     needs_cluster   whether a launch must have clusters (.explicitcluster)
     refused         (reason, file, line) if the kernel has no code, because the kernel or a function that it calls uses
                     an instruction that is refused by name

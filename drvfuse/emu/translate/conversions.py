@@ -15,8 +15,8 @@ def _signed(value: int, bits: int) -> int:
 
 
 class Conversions:
-    """The functions in IR, and the declarations, that a module uses. A method adds a function and returns its name; the
-    docstring of the method gives the signature of the function.
+    """The functions in IR, and the declarations, that a module uses. A method adds a function, whose signature is in
+    the docstring of the method, and returns its name.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,8 @@ class Conversions:
         return f"@{name}"
 
     def pack(self, source: str, target: str, mode: str = "rn", saturate: bool = False) -> str:
-        """`i(target) @f(i(source))` on bits: one rounding by `mode` (rn, rz, rm, rp or rna). A NaN becomes canonical.
+        """Add `i(target) @f(i(source))`, which converts the bits of a number with one rounding by `mode` (rn, rz, rm,
+        rp or rna). A NaN becomes canonical.
 
         With `saturate`, overflow and infinity give the largest finite value.
         """
@@ -117,7 +118,9 @@ class Conversions:
         return f"@{name}"
 
     def unpack(self, source: str) -> str:
-        """`float @f(i(source))`: exact. A NaN becomes canonical, except that of bf16, which hardware only shifts."""
+        """Add `float @f(i(source))`, which converts bits to their exact value. A NaN becomes canonical, except for
+        bf16, which hardware only shifts.
+        """
         name = f"unpack_{source}"
         if name in self.functions:
             return f"@{name}"
@@ -149,8 +152,8 @@ class Conversions:
         return f"@{name}"
 
     def flush(self, kind: str) -> str:
-        """`float @flush_f32(float)`: a subnormal number becomes a zero of the same sign (`.ftz`). For other
-        formats than fp32, the function takes and returns bits.
+        """Add `float @flush_f32(float)`, which replaces a subnormal number by a zero of the same sign (`.ftz`). For
+        other formats than fp32, the function takes and returns bits.
         """
         name = f"flush_{kind}"
         if name not in self.functions:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emission of one function as LLVM IR: blocks, suspends, checked accesses."""
+"""Emission of one function as LLVM IR: blocks, suspension points, checked accesses."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ EXITED = -1  # the status that a device function returns if its thread has exite
 class Emitter(Operands):
     """Emits the function `fn` in one of three modes.
 
-    "kernel" is a function that can suspend and be resumed, "device" is called by kernels and cannot suspend, "raw" is a
-    C function.
+    A "kernel" function can be suspended and resumed. A "device" function is called by kernels and cannot be suspended.
+    A "raw" one is a C function.
     """
 
     def __init__(self, unit: Unit, fn: Function, mode: str, helpers: Helpers):
@@ -41,7 +41,9 @@ class Emitter(Operands):
         return self.unit.site(ins)
 
     def check(self, address: str, size: int, flags: int, ins: Instruction) -> None:
-        """Emit the check of an access by the runtime. If it refuses, the function returns FAULT."""
+        """Emit the check of an access by the runtime. If the runtime refuses the access, the emitted function returns
+        FAULT.
+        """
         if self.mode == "raw":
             return
         plain = flags & ~(0xF << abi.SPACE_SHIFT)
@@ -56,7 +58,7 @@ class Emitter(Operands):
 
     @functools.cached_property
     def _read(self) -> int:
-        """The registers that any instruction of the function reads, as a bit set by index."""
+        """The registers that any instruction of the function reads, as a mask (bit i: register i)."""
         found = 0
         for item in self.fn.body or ():
             if isinstance(item, Instruction):
@@ -64,8 +66,9 @@ class Emitter(Operands):
         return found
 
     def unread(self, items: tuple[Any, ...]) -> int:
-        """The elements of a vector load whose registers are never read, as a bit set by position. Compilers load
-        more than they need."""
+        """The elements of a vector load whose registers are never read, as a mask (bit i: element i). These elements
+        need not be initialised, as compilers load more than they need.
+        """
         idle = (x is SINK or (isinstance(x, Reg) and not self._read >> x.index & 1) for x in items)
         return sum(1 << i for i, unused in enumerate(idle) if unused)
 
@@ -92,14 +95,14 @@ class Emitter(Operands):
         self.start(self.label())
 
     def suspend(self, ins: Instruction, status: abi.Status, kind: int | None = None) -> int:
-        """Emit the end of the part before a suspend: stores of `kind` and the site. Returns `status`."""
+        """Emit the end of the code before a suspension point: stores of `kind` and the site. Returns `status`."""
         if kind is not None:
             self.put("op_kind", f"i32 {int(kind)}")
         self.put("site", f"i32 {self.site(ins)}")
         return int(status)
 
     def exchange(self) -> int:
-        """The offset in the frame of the exchange area, which holds a lane's registers of a matrix instruction."""
+        """The offset of the exchange area in the frame. This area holds a lane's registers for a matrix instruction."""
         if self._exchange is None:
             self._exchange = self.frame_bytes
             self.frame_bytes += 4 * abi.EXCHANGE_WORDS
@@ -112,7 +115,9 @@ class Emitter(Operands):
         return f"ptrtoint (ptr @{name} to i64)"
 
     def copying(self, name: str, *args: str) -> None:
-        """Emit the call of a runtime function for asynchronous copies, and a return of FAULT if it refuses."""
+        """Emit the call of a runtime function for asynchronous copies, and a return of FAULT if that function
+        refuses.
+        """
         self.copies = True
         refused = self.runtime(name, "%t", *args)
         if refused is not None:
@@ -124,12 +129,12 @@ class Emitter(Operands):
         suspends = action.before is not None
         if suspends and self.mode == "raw":
             if not action.rereads:
-                raise ins.error("suspends, which a raw module cannot")
+                raise ins.error("the instruction suspends its thread, which is not possible with raw=True")
             suspends = False
         return Traits(suspends, action.rereads, action.pure and not suspends)
 
     def emit(self, ins: Instruction, step: str) -> int | None:
-        """Emit the part of an instruction "before" or "after" its suspend."""
+        """Emit the part of an instruction "before" or "after" its suspension point."""
         action = decode(ins)
         try:
             if step == "before":
@@ -238,7 +243,9 @@ class Emitter(Operands):
             raise jump.error(str(e)) from None
 
     def _count_round(self, block: Block, label: str, head: Block) -> None:
-        """Emit the edge from `label` to `head`, which closes a loop without accesses, and count the loop's rounds."""
+        """Emit the edge from `label` to `head`, which closes a loop without accesses, and count the loop's
+        iterations.
+        """
         some = (block.end, *block.instructions[-1:], head.end, *head.instructions, *(self.fn.body or ()))
         ins = next(x for x in some if isinstance(x, Instruction))
         index, ask, more = head.index, self.label(), self.label()

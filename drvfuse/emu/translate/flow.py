@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Control-flow graph of one PTX function and liveness of its registers.
 
-An instruction that suspends is split in two: its block ends with the part before the suspend, and a new block, which is
-reached only by a resume, begins with the part after it. The registers that are live at the start of the new block are
-kept in the frame.
+An instruction that suspends its thread is split in two: its block ends with the part before the suspension point, and a
+new block, which is reached only when the thread is resumed, begins with the part after it. The registers that are live
+at the start of the new block are kept in the frame.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .indirect import NO_FUNCTION
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A basic block. If it begins with the part of an instruction after a suspend, `resumed` is that instruction. If it
-    ends with the part of an instruction before a suspend, `suspended` is that instruction.
+    """A basic block. If it begins with the part of an instruction after a suspension point, `resumed` is that
+    instruction. If it ends with the part of an instruction before a suspension point, `suspended` is that instruction.
 
     `branch` is (register, negated) if the successors are (taken, not taken).
     """
@@ -40,8 +40,8 @@ class Block:
 
 @dataclass(slots=True)
 class Traits:
-    """Whether an instruction suspends, whether it reads its sources after the suspend (`rereads`), and whether it may
-    run with a false guard (`pure`).
+    """Whether an instruction has a suspension point (`suspends`), whether it reads its sources after that point
+    (`rereads`), and whether it may run with a false guard (`pure`).
     """
 
     suspends: bool
@@ -50,7 +50,7 @@ class Traits:
 
 
 def _registers(operand: Any) -> int:
-    """The registers of an operand, as a bit set by index."""
+    """The registers of an operand, as a mask (bit i: register i)."""
     if isinstance(operand, Reg):
         return 1 << operand.index
     if isinstance(operand, Addr):
@@ -82,8 +82,8 @@ def _writes_first(ins: Instruction) -> bool:
 
 
 def uses_defs(ins: Instruction) -> tuple[int, int]:
-    """The registers that an instruction reads, and those that it writes, as bit sets by index. A write with a guard
-    counts as a read too.
+    """(registers that an instruction reads, registers that it writes), as masks (bit i: register i). A write with a
+    guard counts as a read too.
     """
     uses = defs = 0
     operands = ins.operands
@@ -98,7 +98,7 @@ def uses_defs(ins: Instruction) -> tuple[int, int]:
 
 
 class Graph:
-    """The reachable blocks of `fn` in order, the entry first. `traits(instruction)` gives the Traits."""
+    """The reachable blocks of `fn` in order, the entry first. `traits(instruction)` returns its Traits."""
 
     def __init__(self, fn: Function, traits: Callable[[Instruction], Traits]):
         self.fn = fn
@@ -181,7 +181,9 @@ class Graph:
                 source.successors.append(fallthrough)
 
     def closing_edges(self, accesses: Callable[[Instruction], bool]) -> set[tuple[int, int]]:
-        """Edges, as pairs of block indices, such that every cycle without a suspend or an access has one of them."""
+        """Edges, as pairs of block indices, such that every cycle without a suspension point or an access has one of
+        them.
+        """
         free = [b for b in self.blocks if not (b.suspended or b.resumed or any(map(accesses, b.instructions)))]
         rest = {b.index for b in free}
         edges: set[tuple[int, int]] = set()

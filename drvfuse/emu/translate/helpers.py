@@ -13,8 +13,8 @@ class Helpers(Conversions):
     """All helper functions in IR that a module uses: those of `Conversions`, and those for exact arithmetic."""
 
     def odd(self) -> str:
-        """`i64 @odd(double s, double e)`: s + e rounded to odd, where |e| is below half an ulp of s. Rounding the
-        result again to fewer bits gives the correctly rounded sum.
+        """Add `i64 @odd(double s, double e)`, which returns s + e rounded to odd, where |e| is below half an ulp of s.
+        Rounding the result again to fewer bits gives the correctly rounded sum.
         """
         self.functions["odd"] = """define internal i64 @odd(double %s, double %e) {
   %b = bitcast double %s to i64
@@ -31,8 +31,8 @@ class Helpers(Conversions):
         return "@odd"
 
     def add_odd(self, down: bool = False) -> str:
-        """`i64 @f(double a, double b)`: a + b rounded to odd. With `down`, a sum that is exactly zero has the sign
-        that the rounding rm gives it.
+        """Add `i64 @f(double a, double b)`, which returns a + b rounded to odd. With `down`, a sum that is exactly zero
+        has the sign that the rounding rm gives it.
         """
         name = "add_odd_rm" if down else "add_odd"
         if name not in self.functions:
@@ -62,8 +62,8 @@ class Helpers(Conversions):
         return f"@{name}"
 
     def rounded(self, verb: str, mode: str) -> str:
-        """`double @f(double, ...)`: an LLVM operation (fmul, fma, fdiv, sqrt), with the CPU's rounding mode set to rz,
-        rm or rp.
+        """Add `double @f(double, ...)`, which executes an LLVM operation (fmul, fma, fdiv, sqrt) with the CPU's
+        rounding mode set to rz, rm or rp.
         """
         name = f"{verb}_{mode}"
         if name not in self.functions:
@@ -81,7 +81,7 @@ class Helpers(Conversions):
         return f"@{name}"
 
     def add_directed(self, mode: str) -> str:
-        """`double @f(double a, double b)`: a + b rounded by rz, rm or rp."""
+        """Add `double @f(double a, double b)`, which returns a + b rounded by rz, rm or rp."""
         name = f"add_f64_{mode}"
         if name not in self.functions:
             largest, infinity = FORMATS["f64"].largest, FORMATS["f64"].infinity
@@ -134,7 +134,7 @@ class Helpers(Conversions):
         return f"@{name}"
 
     def div_odd(self) -> str:
-        """`i64 @div_odd(double a, double b)`: a / b rounded to odd, for a and b with fp32 values."""
+        """Add `i64 @div_odd(double a, double b)`, which returns a / b rounded to odd, for a and b with fp32 values."""
         if "div_odd" not in self.functions:
             odd, fma = self.odd(), self.declare("llvm.fma.f64", "double", "double", "double", "double")
             self.functions["div_odd"] = f"""define internal i64 @div_odd(double %a, double %b) {{
@@ -155,7 +155,7 @@ class Helpers(Conversions):
         return "@div_odd"
 
     def sqrt_odd(self) -> str:
-        """`i64 @sqrt_odd(double a)`: the square root of a, which has an fp32 value, rounded to odd."""
+        """Add `i64 @sqrt_odd(double a)`, which returns the square root of a, an fp32 value, rounded to odd."""
         if "sqrt_odd" not in self.functions:
             odd, fma = self.odd(), self.declare("llvm.fma.f64", "double", "double", "double", "double")
             sqrt = self.declare("llvm.sqrt.f64", "double", "double")
@@ -169,7 +169,7 @@ class Helpers(Conversions):
         return "@sqrt_odd"
 
     def int64_odd(self, signed: bool) -> str:
-        """`i64 @f(i64)`: a 64-bit integer rounded to odd, as the bits of a double."""
+        """Add `i64 @f(i64)`, which rounds a 64-bit integer to odd and returns the bits of a double."""
         name = f"int64_odd_{'s' if signed else 'u'}"
         if name not in self.functions:
             self.functions[name] = f"""define internal i64 @{name}(i64 %x) {{

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inlining of the bodies of `.func` functions, in PTX.
 
-Functions are inlined if they suspend, or if they have local or shared memory, because a
-function that is called in LLVM IR can neither suspend nor have memory of these kinds.
+Functions are inlined if they have suspension points, or local or shared memory, because a function that is called in
+LLVM IR can have none of these.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def variables_of(operand: Any) -> list[Var]:
 
 
 class Inliner:
-    """Inlines functions of a module. `suspends(instruction)` says whether an instruction suspends."""
+    """Inlines functions of a module. `suspends(instruction)` tells whether the instruction has a suspension point."""
 
     def __init__(self, module: Module, suspends: Callable[[Instruction], bool]):
         self.module, self.suspends = module, suspends
@@ -75,7 +75,9 @@ class Inliner:
                 out.append(item)
                 continue
             if callee.name in stack:
-                raise item.error("recursion through a function that suspends or has local memory is not supported")
+                raise item.error(
+                    "recursion through a function that suspends its thread or has local memory is not supported"
+                )
             out += self._body(fn, self._clone(fn, callee, item), (*stack, callee.name))
         return out
 

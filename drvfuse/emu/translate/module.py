@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Translation of a PTX module to LLVM IR text: layout of parameters, variables and shared memory, functions, sites.
+"""Translates a PTX module to LLVM IR text. Lays out parameters, variables and shared memory, emits the functions, and
+numbers the instructions that reports may name (sites).
 
-Other packages call `translate` alone. The modules in OPCODE_MODULES register the emitters of their opcodes when they
-are imported; `emitter.Emitter` emits one function.
+Other packages use only the function `translate`. The modules in OPCODE_MODULES register the emitters of their opcodes
+when they are imported; `emitter.Emitter` emits one function.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ class Unit:
 
     def global_address(self, g: Operands, var: Var, offset: int) -> str:
         if var.extern:
-            raise RefusedError(f"{var.name} is external")
+            raise RefusedError(f"the variable {var.name} is .extern: link the module with one that defines it")
         if self.raw:
             return f'add (i64 ptrtoint (ptr @"{self.prefix}{var.name}" to i64), i64 {offset})'
         total = self.globals[var.name].offset + offset
@@ -242,7 +243,7 @@ class Unit:
                 emitted[fn.name] = g
             except NotEmulated as error:
                 self._refused[fn.name] = error
-        # Emitting a function may add functions that it calls to the list.
+        # The list may grow in this loop: when a function is emitted, the functions that it calls are appended.
         device: dict[str, Emitter] = {}
         for name in self._used_functions:
             try:
@@ -299,9 +300,9 @@ class Unit:
 def translate(ptx: str, *, raw: bool = False, prefix: str = "") -> Translated:
     """Translate one PTX module to LLVM IR text (opaque pointers, no target triple).
 
-    With `raw`, each `.func` becomes a plain C function without checks or suspends, exported if it is visible, and the
-    module must not have kernels. Every symbol that the IR defines begins with `prefix`. Raises PtxError with the PTX
-    line of an instruction that cannot be translated.
+    With `raw`, each `.func` becomes a plain C function, exported if it is visible, without access checks and suspension
+    points; the module must not have kernels. Every symbol that the IR defines begins with `prefix`. Raises PtxError
+    with the PTX line of an instruction that cannot be translated.
     """
     module = parse(ptx)
     try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the text of an opcode to the function that emits it. An opcode with a modifier that no handler consumes is
-refused; the order of modifiers does not matter.
+"""Finds the function that emits an opcode, given the opcode's text. An opcode with a modifier that no handler consumes
+is refused; the order of modifiers does not matter.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ class RefusedError(Exception):
 class Action:
     """How to emit an instruction.
 
-    `before` emits the part before a suspend and returns the status to suspend with; it is None for an instruction that
-    does not suspend. `after` emits the part after the suspend, or the whole instruction. `rereads`: `after` reads the
-    source operands again. `pure`: the instruction may run even if its guard is false, and its result is then dropped.
+    `before` emits the part up to the suspension point and returns the status with which the thread is suspended; it is
+    None for an instruction without a suspension point. `after` emits the part after that point, or the whole
+    instruction. `rereads`: `after` reads the source operands again. `pure`: the instruction may run even if its guard
+    is false, and its result is then dropped.
     """
 
     after: Emit
@@ -115,8 +116,8 @@ def integer_type(op: Opcode, *allowed: str) -> str:
     return t
 
 
-_cache: dict[str, tuple[Action, int | None]] = {}  # opcode -> (how to emit it, the most operands that it takes)
-# The most operands that an opcode takes: the index of its row, from 0. A cache policy is not counted.
+_cache: dict[str, tuple[Action, int | None]] = {}  # opcode -> (how to emit it, the maximum number of operands)
+# The maximum number of operands of an opcode: the index of its row. A cache policy is not counted.
 _OPERANDS = {
     name: count
     for count, names in enumerate(
@@ -150,7 +151,7 @@ def decode(ins: Instruction) -> Action:
         known = _cache[ins.opcode] = _action(ins), _most_operands(ins)
     action, most = known
     if most is not None and len(ins.operands) > most:
-        raise ins.error(f"at most {most} operand(s) expected")
+        raise ins.error(f"at most {most} operand(s) are expected, not {len(ins.operands)}")
     return action
 
 

@@ -38,7 +38,7 @@ class Operands(Registers):
         """Emit the call of a runtime function, and return its result, or None for a void function."""
         result, types = abi.RUNTIME_FUNCTIONS[name]
         if self.mode == "raw":
-            raise RefusedError("not available in a raw module")
+            raise RefusedError(f"the runtime function {name} is not available with raw=True")
         self.helpers.declare(name, result, *types)
         text = f"call {result} @{name}({', '.join(f'{t} {a}' for t, a in zip(types, args, strict=True))})"
         if result == "void":
@@ -76,7 +76,7 @@ class Operands(Registers):
             return self.unit.global_address(self, var, offset)
         if var.space == "shared":
             if self.mode == "raw":
-                raise RefusedError("shared memory in a raw module")
+                raise RefusedError("shared memory is not available with raw=True")
             return self._shift(self.op("sub i64 %shared, %window"), self.unit.shared_offset(var, self.fn) + offset)
         if var.space == "local":
             if self.mode == "raw":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Raw modules, in which every function becomes a plain C function, without checks and suspends."""
+"""Raw modules, in which every function becomes a plain C function, without access checks and suspension points."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def emit_module(unit: Unit) -> None:
         if fn.body is None:
             continue
         if fn.kernel:
-            raise PtxError(fn.line, f".entry {fn.name}", "a raw module has no kernels")
+            raise PtxError(fn.line, f".entry {fn.name}", "with raw=True, the module must have no kernels")
         g = unit.emitter(fn, "raw")
         arguments, prologue = [], []
         for i, v in enumerate((*fn.returns, *fn.params)):
@@ -38,7 +38,9 @@ def emit_module(unit: Unit) -> None:
 
 def _variable(unit: Unit, v: Var) -> None:
     if v.relocations or v.extern:
-        raise PtxError(v.line, v.name, "a raw module's variables must be defined by bytes")
+        raise PtxError(
+            v.line, v.name, "with raw=True, a variable must be defined, and be initialised without addresses"
+        )
     data = "".join(f"\\{b:02X}" for b in v.init.ljust(v.size, b"\0"))
     value = f'c"{data}"' if any(v.init) else "zeroinitializer"
     unit.text.append(f'@"{unit.prefix}{v.name}" = internal global [{v.size} x i8] {value}, align {max(v.align, 1)}')

@@ -2,9 +2,9 @@
 """The registers of a function while the function is emitted.
 
 Inside a block, a register is an SSA value, in its integer form, its float form or both. Other blocks load it from its
-place in memory, which is in the thread's frame if the register is live at any suspend, and on the stack otherwise. A
-register that a block changes is stored at the end of the block. A NaN that fp32 arithmetic gives is made canonical only
-where its bits can be seen: in the integer form, in memory and in other blocks.
+place in memory, which is in the thread's frame if the register is live at a suspension point, and on the stack
+otherwise. A register that a block changes is stored at the end of the block. A NaN that fp32 arithmetic gives is made
+canonical only where its bits can be seen: in the integer form, in memory and in other blocks.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Registers:
         if isinstance(operand, Reg):
             w = width(operand.type)
             if operand.type == "pred":
-                raise RefusedError(f"{operand.name} is a predicate")
+                raise RefusedError(f"{operand.name} is a predicate, and a register of {n} bits is needed")
             v = self._integer(self._entry(operand))
             if w == n:
                 return v
@@ -279,14 +279,14 @@ class Registers:
         return self.op(f"getelementptr i8, ptr %t, i64 {offset}")
 
     def place(self, together: Iterable[int]) -> None:
-        """Give registers places in the frame. Each element of `together` is a set of registers, as bits, that hold
-        values at the same time and so need different places.
+        """Give registers places in the frame. Each element of `together` is a set of registers, as a mask (bit i:
+        register i). Registers of a set hold values at the same time, and so need different places.
         """
-        sets: dict[int, int] = {}  # register -> numbers of the sets that contain the register, as bits
+        sets: dict[int, int] = {}  # register -> mask of the sets that contain the register
         for number, registers in enumerate(together):
             for index in bits(registers):
                 sets[index] = sets.get(index, 0) | 1 << number
-        places: list[tuple[int, int]] = []  # (offset of a place, numbers of the sets that have a register there)
+        places: list[tuple[int, int]] = []  # (offset of a place, mask of the sets that have a register there)
         # The widest registers come first, so that a later register fits into the place of any earlier one.
         for index in sorted(sets, key=lambda i: (-width(self.fn.registers[i].type), i)):
             free = (k for k, (_, taken) in enumerate(places) if not taken & sets[index])

@@ -28,7 +28,7 @@ _AXES = ("x", "y", "z")
 def special(g: Operands, name: str) -> tuple[str, int]:
     """(value, bits) of a special register."""
     if g.mode == "raw":
-        raise RefusedError(f"special register {name} in a raw module")
+        raise RefusedError(f"the special register {name} is not available with raw=True")
     if name in _HEADER:
         return g.header(*_HEADER[name]), 32
     word, _, axis = name.partition(".")

@@ -97,7 +97,8 @@ def host_address(value: Any) -> int:
         return value
     if value is None:
         return 0
-    if not isinstance(value, np.ndarray) or not value.ndim:  # numpy converts an array with one element to a number
+    # An array with dimensions is a buffer, but numpy would convert one with a single element to a number.
+    if not isinstance(value, np.ndarray) or not value.ndim:
         try:
             return whole(value, 0, _WORD - 1, "unsigned PY_LONG_LONG")
         except Exception:  # after any exception, the bindings try the value as a buffer

@@ -13,10 +13,12 @@ from .signatures import Signature
 
 
 class Caller(Protocol):
-    """The functions of the process that makes a call."""
+    """What this package needs from the process that makes a call."""
 
     def shared(self, address: int) -> int | None:
-        """The machine's address of the host memory at `address`. None if the machine does not know that memory."""
+        """The address by which the machine accesses the caller's host memory at `address`. None if the machine cannot
+        access it.
+        """
 
     def known(self, address: int) -> int:
         """The machine's address of pinned or registered memory at `address`. Any other address is returned
@@ -38,15 +40,17 @@ class Caller(Protocol):
     def map_pinned(self, address: int, nbytes: int, descriptor: int) -> None:
         """Map pinned memory at its address, and close the descriptor."""
 
-    def keep_image(self, link: int, content: bytes) -> int:
-        """The address of an image, as a C string that stays until its link is destroyed."""
+    def keep_image(self, state: int, content: bytes) -> int:
+        """The address of a copy of a linked image, which stays until the linker state `state` (CUlinkState) is
+        destroyed. A NUL follows the image.
+        """
 
     def registration(self, address: int, nbytes: int) -> tuple[int, int] | None:
-        """(descriptor, offset) of the file of which the range is a shared mapping. None if it is no such mapping."""
+        """(descriptor, offset) of a file, if the range is a shared mapping of that file, else None."""
 
 
 class Machine(Protocol):
-    """The functions of the process that runs a call."""
+    """What this package needs from the machine's process, which runs a call."""
 
     def pinned(self, address: int) -> int:
         """A file descriptor of the pinned memory at an address."""
@@ -63,8 +67,8 @@ class Machine(Protocol):
 
 @dataclass
 class Call:
-    """A call in the caller's process, with its arguments after reading. `lent` has a function for each piece of memory
-    that the caller lends to the call. The function takes the bytes that come back for this memory.
+    """A call in the caller's process, with its arguments after reading. For each buffer of the caller to which the call
+    may write, `lent` has a function that stores the bytes which come back for this buffer.
     """
 
     signature: Signature
@@ -81,7 +85,7 @@ class Call:
 
 @dataclass
 class Run:
-    """A call in the machine's process. `lent` is memory that stands for memory of the caller to which the call writes.
+    """A call in the machine's process. `lent` are buffers to which the call writes in place of the caller's memory.
     `keep` are objects that must stay alive while queued work may use them.
     """
 

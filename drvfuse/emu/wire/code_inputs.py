@@ -31,8 +31,8 @@ class Image(Input):
 
 
 class Options(List):
-    """Values of options, whose types the preceding list of options decides. Only numbers are sent, no lists and no
-    error buffers. If the call fails, the caller's process writes the machine's message to the error buffer.
+    """Values of options. Their types depend on the list of options, another argument. Only numbers are sent, no lists
+    and no error buffers. If the call fails, the caller's process writes the machine's message to the error buffer.
     """
 
     def read(self, value: Any) -> Any:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the arguments of whole calls, and writes and reads calls and results as messages.
 
-The message of a call has its arguments, after reading, in the order of the table. The message of its result has the
-results in that order, then the bytes of memory that the caller has lent. The CUresult is not part of it, as a call that
-fails returns nothing else. If all arguments are numbers, which is the usual case, they are packed at once.
+The message of a call has its arguments, after reading, in the order of the function's prototype. The message of its
+result has the results in that order, then what the call has written to memory of the caller. The CUresult is not part
+of the message, as a call that fails returns nothing else. If all arguments are numbers, which is the usual case, a
+single `struct` format packs them.
 """
 
 from __future__ import annotations
@@ -130,7 +131,9 @@ class Coder:
         return values
 
     def write_call(self, out: Outgoing, values: Sequence[Any], caller: Caller) -> Call:
-        """Write a call whose values are those of `read`. Raises Invalid if host memory cannot be read or written."""
+        """Write a call to `out`. `values` are its arguments, as `read` has returned them. Raises Invalid if host memory
+        cannot be read or written.
+        """
         call = Call(self.signature, values, caller)
         if self._numbers is not None:
             out.parts.append(self._numbers.pack(*values))
@@ -186,12 +189,14 @@ class Coder:
 
 @functools.cache
 def coder(name: str) -> Coder:
-    """The coder of a function that the installed bindings have."""
+    """The Coder of the driver function `name`, which the installed bindings must have."""
     return Coder(SIGNATURES[name])
 
 
 def numbered(number: int) -> Coder | None:
-    """The coder of the function with a number. None if the installed bindings have no such function."""
+    """The Coder of the driver function with this number in the table of prototypes. None if the installed bindings do
+    not have the function.
+    """
     if not 0 <= number < len(ALL) or SIGNATURES.get(ALL[number].name) is not ALL[number]:
         return None
     return coder(ALL[number].name)

@@ -56,7 +56,7 @@ class Lent(HostMemory):
 
 
 class Source(Lent):
-    """Memory that the call reads. A message has its address, if the machine knows the memory, else its bytes."""
+    """Memory that the call reads. A message has its address, if the machine can access it, else its bytes."""
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         put_bytes(out, value, call.value(self.parameter.extent), call)
@@ -67,7 +67,7 @@ class Source(Lent):
 
 
 class Target(Lent):
-    """Memory to which the call writes. If the machine does not know it, its bytes are sent back before the call
+    """Memory to which the call writes. If the machine cannot access it, its bytes are sent back before the call
     returns.
     """
 
@@ -80,7 +80,9 @@ class Target(Lent):
 
 
 def put_bytes(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
-    """Write an address and, if the machine does not know it, the bytes there. Raises Invalid if they cannot be read."""
+    """Write an address and, if the machine cannot access the memory there, its bytes. Raises Invalid if they cannot be
+    read.
+    """
     known = call.caller.shared(address)
     unknown = known is None and address
     if unknown and not mapped.readable(address, nbytes):
@@ -105,8 +107,8 @@ def _brought(here: int, there: int) -> Address:
 
 
 def put_target(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
-    """Write an address and, if the machine does not know it, the size of the memory there, which is lent to the call.
-    Raises Invalid if that memory cannot be written.
+    """Write an address and, if the machine cannot access the memory there, the size of that memory. The machine then
+    makes a buffer of this size, whose contents are sent back. Raises Invalid if the memory cannot be written.
     """
     known = call.caller.shared(address)
     if known is None and address and not mapped.writable(address, nbytes):
@@ -118,7 +120,7 @@ def put_target(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
 
 
 def take_target(incoming: Incoming, run: Run) -> int:
-    """The address of the memory that `put_target` lends."""
+    """The address that `put_target` has written or, if a size follows it, that of a new buffer of this size."""
     address, nbytes = incoming.word(), incoming.word()
     if nbytes == NONE:
         return address

@@ -27,7 +27,7 @@ _FILES = ("fname", "fileName", "path", "pathToFile")
 
 
 class Input:
-    """An argument of any kind. This base class is also the kind of arguments that are plain numbers."""
+    """Base class of the kinds of arguments. It is itself the kind of arguments that are plain numbers."""
 
     dependent = False
     """True for a kind whose value depends on other arguments. `complete` is called only for these kinds."""
@@ -59,7 +59,7 @@ class Input:
 
 
 class Wanted(Input):
-    """The number of elements of a result that the caller wants. The bindings allocate memory for them."""
+    """How many elements of a result the caller wants. The bindings allocate memory for them."""
 
     def read(self, value: Any) -> int:
         count: int = self.scalar.read(value)
@@ -93,7 +93,9 @@ class Kind(Member):
 
 
 class Moved(Input):
-    """A number that the call advances, in an object of the bindings, which gets the new number. None is 0."""
+    """An object of the bindings that holds a position (CUlogIterator). The call advances the position. None means
+    position 0.
+    """
 
     def read(self, value: Any) -> int:
         kind = cast(Handle, self.scalar).kind

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managed memory and its attributes in messages."""
+"""The outputs of calls that return managed memory or its attributes, as messages."""
 
 from __future__ import annotations
 

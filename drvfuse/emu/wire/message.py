@@ -9,7 +9,7 @@ import struct
 from typing import Any
 
 NONE = (1 << 64) - 1
-"""The word that stands for None."""
+"""The word that means None."""
 _WORD = struct.Struct("<Q")
 _REAL = struct.Struct("<d")
 

@@ -43,7 +43,9 @@ class _Kernel:
     """
 
     def put(self, p: Any, out: Outgoing, call: Call) -> None:
-        """Write the memory to which `p` points, and replace addresses in `p` for which the machine uses others."""
+        """Write the memory to which `p` points to `out`. Replace those addresses in `p` that are different on the
+        machine.
+        """
         layout = call.caller.layout(p.func or p.kern or 0)
         both = p.kernelParams and p.extra
         self._put_block(out, layout, None if both else p.kernelParams or 0, p.extra or 0)
@@ -57,7 +59,7 @@ class _Kernel:
             run.keep.append(keep)
 
     def put_result(self, p: Any, out: Outgoing, run: Run) -> None:
-        """`put`, for parameters that a call returns."""
+        """Do for parameters that a call returns what `put` does for those that a call reads."""
         self._put_block(out, run.machine.layout(p.func or 0), p.kernelParams, 0)
 
     def take_result(self, value: Any, incoming: Incoming, call: Call) -> None:
@@ -169,8 +171,9 @@ _MEMBERS = {
 
 
 def _part(c: str, p: Any) -> tuple[Any, Any, tuple[str, ...]]:
-    """What a message needs for parameters: (the object that sends the memory of their pointers, the structure with the
-    pointers, its path in the parameters). The first is None for parameters without pointers.
+    """How the parameters `p` of the C type `c` are sent: (the object that writes the memory to which their pointers
+    point, the structure with the pointers, the path of this structure in the parameters). The first is None for
+    parameters without pointers.
     """
     path: tuple[str, ...] = ()
     if c == "CUgraphNodeParams":
@@ -180,18 +183,18 @@ def _part(c: str, p: Any) -> tuple[Any, Any, tuple[str, ...]]:
 
 
 class NodeParams(inputs.Struct):
-    """Parameters that a call reads."""
+    """Parameters of a graph node that a call reads."""
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         if value is None:
             out.data(None)
             return
-        whole, behind = self.kind.plain(value), Outgoing()
+        whole, rest = self.kind.plain(value), Outgoing()
         how, p, _ = _part(self.kind.c, whole)
         if how is not None:
-            how.put(p, behind, call)
+            how.put(p, rest, call)
         out.data(bytes(whole))
-        out.parts += behind.parts
+        out.parts += rest.parts
 
     def take(self, incoming: Incoming, run: Run) -> Any:
         content = incoming.data()
@@ -205,7 +208,7 @@ class NodeParams(inputs.Struct):
 
 
 class FilledParams(NodeParams):
-    """Parameters that a call reads, and some fields of which it writes."""
+    """Parameters of a graph node or of an instantiation that a call reads, and in which it writes some fields."""
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         super().put(out, value, call)
@@ -231,7 +234,7 @@ class FilledParams(NodeParams):
 
 
 class NodeResult(outputs.Struct):
-    """Parameters that a call returns."""
+    """Parameters of a graph node that a call returns."""
 
     def put(self, out: Outgoing, value: Any, run: Run) -> None:
         whole = self.kind.plain(value)

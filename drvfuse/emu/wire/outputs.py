@@ -18,7 +18,7 @@ from .structs import Structure
 
 
 class Output:
-    """A result of any kind. This base class is also the kind of results that are plain numbers."""
+    """Base class of the kinds of results. It is itself the kind of results that are plain numbers."""
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter
@@ -129,7 +129,7 @@ class Pinned(Output):
 
 
 class Code(Output):
-    """The address of an image, which the link of the call owns."""
+    """The address of a linked image. The linker state (CUlinkState) of the call owns the image."""
 
     def put(self, out: Outgoing, value: Any, run: Run) -> None:
         out.data(value.keep)
@@ -139,7 +139,7 @@ class Code(Output):
 
 
 class Attribute(Output):
-    """The values of one attribute, or of a list of them."""
+    """The value of one attribute, or a list with the values of several attributes."""
 
     def _kinds(self, end: Call | Run) -> list[Scalar]:
         enum = next(p for p in end.signature.given if p.type.endswith("_attribute"))

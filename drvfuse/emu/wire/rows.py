@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of rows, and batches of copies, in messages, with host memory that the machine does not know."""
+"""Copies of rows and batches of copies as messages, together with the host memory that the machine cannot access."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MASK = (1 << 64) - 1
 
 
 class Side(NamedTuple):
-    """The source or the destination of a copy of layers of rows: the given address and its place in the structure (a
-    path of fields), whether it may be host memory, the offset of the first byte, and the distances between rows and
-    layers.
+    """The source or the destination of a copy, whose bytes lie in rows and layers: the given address and its place in
+    the structure (a path of fields), whether it may be host memory, the offset of the first byte, and the distances
+    between rows and layers.
     """
 
     base: int
@@ -77,8 +77,8 @@ def set_address(p: Any, path: tuple[str, ...], address: int) -> None:
 
 
 def _put(out: Outgoing, p: Any, sides: tuple[Side, Side], call: Call) -> None:
-    """Write a structure that describes a copy, with the contents of its source and the size of its destination if these
-    are host memory that the machine does not know. Raises Invalid if that memory cannot be read or written.
+    """Write a structure that describes a copy. If the machine cannot access its host memory, also write the contents of
+    the source and the size of the destination. Raises Invalid if that memory cannot be read or written.
     """
     local = []
     for side in sides:
@@ -144,7 +144,9 @@ class RowsArray(StructArray):
 
 
 def _scatter(target: Side) -> Callable[[Any], None]:
-    """A function that writes the rows that came back to `target`, but not the bytes between the rows."""
+    """A function that stores the rows that the machine has sent back in `target`. It leaves the bytes between rows
+    unchanged.
+    """
 
     def store(content: Any) -> None:
         width = target.shape[0]

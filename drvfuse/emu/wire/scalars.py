@@ -36,7 +36,7 @@ _HANDLES = {
     "cuuint32_t": ("unsigned int", "uint32_t"),
     "cuuint64_t": ("size_t", "uint64_t"),
 }
-"""(range, name in messages) of classes of the bindings that stand for numbers and not for pointers."""
+"""(range, name in messages) of classes of the bindings that represent numbers, not pointers."""
 
 
 class Scalar:

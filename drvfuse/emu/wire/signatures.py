@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of prototypes as data."""
+"""The signatures of the driver functions, parsed from the table of their C prototypes."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Parameter:
 
     @property
     def lent(self) -> bool:
-        """Whether the parameter is memory of the caller, to which the call may write, and an argument of the Python
-        function.
+        """Whether the parameter is an argument of the Python function, and names memory of the caller to which the call
+        may write.
         """
         return (
             self.mode == "out" and not self.role and (self.memory or (self.type == "void" and self.extent is not None))
@@ -73,12 +73,12 @@ class Signature:
 
     @functools.cached_property
     def given(self) -> tuple[Parameter, ...]:
-        """The arguments in Python."""
+        """The parameters that are arguments of the Python function."""
         return tuple(p for p in self.parameters if p.given)
 
     @functools.cached_property
     def returned(self) -> tuple[Parameter, ...]:
-        """The results in Python that follow the CUresult."""
+        """The parameters that are results of the Python function, after the CUresult."""
         return tuple(p for p in self.parameters if p.returned)
 
     def bind(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[object, ...]:

@@ -6,12 +6,12 @@ Annotations give what a C prototype leaves open:
     in, out, inout   before a parameter: whether the call reads it, writes it, or both. Without one of these, a pointer
                      to a constant is read, any other pointer is written, and a parameter that is no pointer is read
     name[count]      a pointer to an array. The parameter `count` has its number of elements (bytes, for void and
-                     CUdeviceptr). It is used for memory of the caller; cuda.bindings allocate all other results
+                     CUdeviceptr). Used for memory of the caller; cuda.bindings allocate all other results
     @batch           a list of memory ranges. The list `sizes` has their sizes in bytes
     @image           PTX, a cubin or a fat binary, from which its size follows
     @node            parameters of a graph node, with the memory to which their pointers point (`node_params`)
     @filled          parameters of a graph node or of an instantiation, in which the call writes some fields
-    @code            the address of an image, which a link owns
+    @code            the address of a linked image, which the linker state owns
     @parameters      the parameters of a kernel, whose sizes depend on the kernel (`parameters`)
     @options         values of options, whose types depend on the options (`jit_options`)
     @text            memory of the caller to which the call writes, given as a bytes object

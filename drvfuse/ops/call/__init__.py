@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one path of every op from its arguments to a launch. It knows no op: the packages of the ops import it.
+"""The steps of every op from its arguments to a launch. No op is imported here: the packages of the ops import these
+modules.
 
-1. Check. `operands` makes each array an `Operand`, which knows its name in messages, its producer, and whether it is
-   another library's. `options` checks the other arguments, and `streams` turns the caller's streams into `Stream`
+1. Check. `operands` makes each array an `Operand`, with its name in messages, its producer, and whether it is another
+   library's. `options` checks the other arguments, and `streams` turns the caller's streams into `Stream`
    objects. `results` takes the outputs that the caller gave, or allocates them; `scratch` finds the workspace of an op
    on one device. A wrong argument raises a typed error in this step.
 2. Plan. `plans` decides grids, chunks and algorithms from integers. A `Specialisation` says what the op's kernel is
@@ -20,7 +21,7 @@
    launches of two ranks, and only a broken driver can fail there. `ReplayOrder` orders the launches of a graph with the
    streams of foreign arrays.
 
-`op` makes an op of the function that prepares its calls. A plain call is `prepare` and `launch`. Most plain calls
+`op` makes an op from the function that prepares its calls. A plain call is `prepare` and `launch`. Most plain calls
 differ from an earlier one in addresses alone. `repeat` recognises such a call by its arguments, and writes its
 addresses to the launches of the earlier call. After any other plain call its launches go back to the plan. A `Prepared`
 keeps its launches, so its parameters may change (`set`) and it may be launched rank by rank. `GroupTurns` holds what

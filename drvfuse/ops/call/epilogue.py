@@ -37,7 +37,8 @@ class Scalar:
 
 
 def float32(value: float) -> Scalar:
-    """A float32 parameter of an epilogue: `value`, a number, rounded to nearest. ArgumentError for anything else."""
+    """Return a float32 parameter of an epilogue: `value`, a number, rounded to nearest. Raises ArgumentError for
+    anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise ArgumentError("float32", repr(value), "a number")
     with np.errstate(over="ignore"):
@@ -45,7 +46,7 @@ def float32(value: float) -> Scalar:
 
 
 def int32(value: int) -> Scalar:
-    """An int32 parameter of an epilogue. ArgumentError for a value that is no integer or does not fit."""
+    """Return an int32 parameter of an epilogue. Raises ArgumentError for a value that is no integer or does not fit."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not -(2**31) <= value < 2**31:
         raise ArgumentError("int32", repr(value), "an integer from -2**31 to 2**31 - 1")
     return Scalar(dtypes.get("int32"), int(value))
@@ -67,7 +68,7 @@ _ERROR = re.compile(r"^(?P<file>[^\n(]+)\((?P<line>\d+)\): error: (?P<text>.*(?:
 
 
 def explain(log: str, expression: str) -> str:
-    """The errors in NVRTC's log, each with a mark below its place in `expression`, the part that the user wrote.
+    """Return the errors in NVRTC's log, each with a mark below its place in `expression`, the part that the user wrote.
 
     NVRTC sees `expression` as line 1 of a file "epilogue". An error in a later line is marked at the end of the
     expression, an error in another file at its start.
@@ -136,7 +137,8 @@ class Epilogue:
         return uses_rank or any(isinstance(value, list) for value in self.parameters.values())
 
     def with_(self, **parameters: object) -> Epilogue:
-        """A copy with some parameters replaced. ArgumentError for a name that the epilogue does not have."""
+        """Return a copy with some parameters replaced. Raises ArgumentError for a name that the epilogue does not
+        have."""
         for name in parameters:
             if name not in self.parameters:
                 raise ArgumentError(f"epilogue parameter {name}", "unknown", f"one of {list(self.parameters)}")
@@ -151,6 +153,6 @@ def _check_name(name: str) -> None:
     if reserved or not _IDENTIFIER.fullmatch(name):
         raise ArgumentError(
             f"epilogue parameter {name}",
-            "a reserved name" if reserved else "no name that an epilogue can use",
+            "a reserved name" if reserved else "a name that an epilogue cannot use",
             f"a C++ identifier that begins with a letter and is none of {', '.join(IN_SCOPE)}",
         )

@@ -63,15 +63,15 @@ class EpilogueParameters:
         return f'#include "common/prelude.cuh"\n{self.text}\n'
 
     def replaced(self, algo: str, parameters: dict[str, Any]) -> Self:
-        """A copy with some parameters replaced. ArgumentError if their types differ, which would need another
-        kernel."""
+        """Return a copy with some parameters replaced. Raises ArgumentError if their types differ, which would need
+        another kernel."""
         new = self.of(self.devices, self.epilogue.with_(**parameters))
         if new.text != self.text:
             raise ArgumentError("parameters", "of other types", "of the types that the epilogue was made with")
         return new
 
     def explained(self, error: CompileError) -> CompileError:
-        """The compile error of a kernel with this epilogue, with each place shown in the expression."""
+        """Return the compile error of a kernel with this epilogue, with each place shown in the expression."""
         expression = self.epilogue.expression
         return CompileError(f"epilogue {expression!r}", explain(error.log, expression))
 

@@ -10,12 +10,12 @@ _planted = ""
 
 
 def planted() -> str:
-    """The name of the fault that is planted in kernels of calls made now; "" for none."""
+    """Return the name of the fault that is planted in kernels of calls made now; "" for none."""
     return _planted
 
 
 def defines(fault: str) -> dict[str, str | int]:
-    """The definitions with which a kernel is compiled so that it has `fault`."""
+    """Return the definitions with which a kernel is compiled so that it has `fault`."""
     return {"DRVFUSE_FAULT": f'"{fault}"'} if fault else {}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decorator that makes an op of the function that prepares its calls."""
+"""The decorator that makes an op from the function that prepares its calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Op(Protocol[P, R]):
 
 
 def op(prepare: Callable[P, Prepared[R]]) -> Op[P, R]:
-    """Make an op of the function that prepares it, whose name and documentation are those of the call."""
+    """Make an op from `prepare`, a function that prepares a call. The op has the name and docstring of this
+    function."""
 
     @functools.wraps(prepare)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -62,7 +62,7 @@ class Operand:
 
 
 def driver_of(**arrays: Any) -> Driver:
-    """The driver of the first drvfuse Array among the arguments, else the driver of the `driver` setting.
+    """Return the driver of the first drvfuse Array among the arguments, else the driver of the `driver` setting.
 
     An argument in host memory raises ArgumentError even where the driver of the setting is not available.
     """
@@ -78,14 +78,14 @@ def driver_of(**arrays: Any) -> Driver:
 
 
 def made(name: str, array: Array) -> Operand:
-    """The operand of an array that drvfuse has just allocated: no stream produces its contents."""
+    """Return the operand of an array that drvfuse has just allocated: no stream produces its contents."""
     return Operand(name, array, array.shape, array.shape[-1] if array.shape else 1, None, False)
 
 
 def whole(
     name: str, value: Any, driver: Driver, dtypes: Sequence[str] | None = None, writable: bool = False
 ) -> Operand:
-    """The operand of a C-contiguous input or output, whose dtype must be one of `dtypes`."""
+    """Return the operand of a C-contiguous input or output, whose dtype must be one of `dtypes`."""
     producer: Stream | None
     if isinstance(value, Array) and value.device.driver is driver:
         value.require_open()
@@ -99,7 +99,7 @@ def whole(
 
 
 def rows(name: str, value: Any, driver: Driver, dtypes: Sequence[str]) -> Operand:
-    """The operand of an input whose rows need not follow one another without gaps."""
+    """Return the operand of an input whose rows need not follow one another without gaps."""
     if isinstance(value, Array):
         return whole(name, value, driver, dtypes)
     found = interop.as_rows(value, driver=driver, argument=name)
@@ -119,7 +119,7 @@ def require_alignment(operand: Operand, alignment: int) -> None:
 
 
 def one_device(operands: Iterable[Operand]) -> Device:
-    """The one device of all operands. Raises ArgumentError for an operand with elements on another device."""
+    """Return the one device of all operands. Raises ArgumentError for an operand with elements on another device."""
     first, *rest = operands
     device = first.device
     for operand in rest:
@@ -130,7 +130,7 @@ def one_device(operands: Iterable[Operand]) -> Device:
 
 
 def per_rank(group: Group, argument: str, value: Any) -> list[Any]:
-    """`value` as a list with an entry per local rank. With one local rank `value` need not be in a list."""
+    """Return `value` as a list with an entry per local rank. With one local rank `value` need not be in a list."""
     several = isinstance(value, (list, tuple))
     if (len(value) if several else 1) == len(group.ranks):
         return list(value) if several else [value]
@@ -155,7 +155,8 @@ def of_ranks(
     writable: bool = False,
     suffix: str = "",
 ) -> list[Operand]:
-    """One contiguous array per local rank on that rank's device, of `shape` and `dtype`; messages give `why` as reason.
+    """Return the operands of one contiguous array per local rank. Each must lie on its rank's device and have `shape`
+    and `dtype`; `why` is the reason in messages.
 
     A list in place of one shape has a shape for each local rank. Where `shape` or `dtype` is None, all arrays must have
     that of the first array. The names of the arrays in messages end in `suffix`.
@@ -182,7 +183,7 @@ def of_ranks(
 
 
 def _of_rank(rank: Rank, name: str, item: Any, driver: Driver, alignment: int, writable: bool) -> Operand:
-    """A contiguous array on the device of `rank`."""
+    """Return the operand of an array, which must be contiguous and lie on the device of `rank`."""
     if isinstance(item, Array) and item.device is rank.device:  # the checks of `whole`, repeated here for speed
         item.require_open()
         operand = Operand(name, item, item.shape, 1, item.stream, False)
@@ -199,9 +200,9 @@ def _of_rank(rank: Rank, name: str, item: Any, driver: Driver, alignment: int, w
 def rows_of_ranks(
     group: Group, argument: str, value: Any, lengths: Sequence[int] | None, why: str = ""
 ) -> list[Operand]:
-    """One contiguous input per local rank, at any address, with `lengths[i]` rows on rank i; messages give `why` as
-    reason. Where `lengths` is None, all have as many rows as the first input. The other dimensions and the dtype of all
-    inputs are those of the first."""
+    """Return the operands of one contiguous input per local rank, at any address, with `lengths[i]` rows on rank i;
+    `why` is the reason in messages. Where `lengths` is None, all have as many rows as the first input. The other
+    dimensions and the dtype of all inputs are those of the first."""
     ranks, driver = group.ranks, group.driver
     values = per_rank(group, argument, value)
     names = _names(argument, "", 0 if is_bare(group, value) else len(ranks))

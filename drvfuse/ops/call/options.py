@@ -48,7 +48,7 @@ def open_group(group: Group) -> None:
 
 
 def pdl_level(value: Any) -> PDLLevel:
-    """The caller's `pdl_level`. Raises ArgumentError, or Unsupported for NO_WAIT_OVERLAP_AT_END."""
+    """Return the caller's `pdl_level`. Raises ArgumentError, or Unsupported for NO_WAIT_OVERLAP_AT_END."""
     try:
         level = value if isinstance(value, PDLLevel) else PDLLevel(value)
     except ValueError:
@@ -65,14 +65,15 @@ def pdl_level(value: Any) -> PDLLevel:
 
 
 def one_of(argument: str, value: Any, allowed: Sequence[str]) -> str:
-    """`value` if it is one of the allowed names, else ArgumentError."""
+    """Return `value`. Raise ArgumentError if it is not one of the names `allowed`."""
     if not isinstance(value, str) or value not in allowed:
         raise ArgumentError(argument, repr(value), any_of(list(map(repr, allowed))))
     return value
 
 
 def block_limit(value: Any, budget: int) -> int:
-    """The caller's `max_num_blocks`: an integer from 1 to `budget`, the group's max_blocks; None means `budget`."""
+    """Return the caller's `max_num_blocks`: an integer from 1 to `budget`, the group's max_blocks; None means
+    `budget`."""
     if value is None:
         return budget
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= budget:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stream order around a launch: after the streams that produce its arrays, and before the owners of foreign arrays."""
+"""The order of a launch and other streams: it comes after the streams that produce its arrays, and before the streams
+in which other libraries reuse theirs."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ class Route:
 
     A launch comes after the work of `producers`, the streams on which its arrays are produced, and before later work of
     `owners`, the streams in whose order other libraries reuse their arrays. Neither list has `stream` itself, and
-    mostly both are empty. `libraries` are all streams of other libraries on which arrays of the call are produced, also
-    `stream` itself. `unordered` are the foreign arrays whose library names no stream; they must live until a
-    launch is complete. `recorded` is the memory besides the arrays in which the use by the stream is recorded already.
+    mostly both are empty. `libraries` are all streams of other libraries on which arrays of the call are produced;
+    `stream` may be one of them. `unordered` are the foreign arrays whose library names no stream; they must live until
+    a launch is complete. `recorded` is the further memory of the launches, such as a workspace, that is already marked
+    as used by `stream`; None if none is.
     """
 
     __slots__ = ("_away", "arrays", "libraries", "owners", "producers", "stream", "recorded", "unordered")
@@ -43,7 +45,7 @@ class Route:
 
     @classmethod
     def of(cls, stream: Stream, operands: Sequence[Operand]) -> Route:
-        """The route of a call with `operands`."""
+        """Return the `Route` of a call with `operands`, launched on `stream`."""
         others = [(p, o.foreign) for o in operands if (p := o.producer) is not stream and p is not None]
         arrays = [operand.array for operand in operands]
         owners = _distinct(p for p, foreign in others if foreign)
@@ -54,7 +56,7 @@ class Route:
 
     @classmethod
     def of_arrays(cls, stream: Stream, arrays: Sequence[Array]) -> Route:
-        """The route for arrays of drvfuse's own pools."""
+        """Return the `Route` of a call on `stream` with arrays of drvfuse's own pools."""
         away = [array for array in arrays if array.stream is not stream]
         return cls(stream, arrays, away, _distinct(array.stream for array in away) if away else ())
 
@@ -87,7 +89,7 @@ class Route:
             mark_used(self._away, self.stream, event)
         if more:
             mark_used(more, self.stream, event)
-        if not self.stream.foreign:  # arrays remember streams that drvfuse made, so one call is enough
+        if not self.stream.foreign:  # later launches need not record it again: arrays remember drvfuse's streams
             self._away, self.recorded = (), more
 
     def keep_unordered(self, stream: Stream, event: Event | None) -> None:
@@ -112,8 +114,8 @@ class Route:
 class ReplayOrder:
     """The streams of other libraries on which arrays of a graph are produced, `graph.part(ReplayOrder)`.
 
-    Each launch of the graph comes after earlier work on these streams, and before later work on them. A stream that the
-    driver does not know any more, as its library has destroyed it, orders nothing. A graph into which a launch is
+    Each launch of the graph comes after earlier work on these streams, and before later work on them. A stream that
+    its library has destroyed orders nothing. A graph into which a launch is
     captured is ordered with the same streams.
     """
 
@@ -123,7 +125,7 @@ class ReplayOrder:
         graph.after_launch(self._after)
 
     def add(self, streams: Sequence[Stream]) -> None:
-        """Add streams with which later launches of the graph are ordered."""
+        """Add `streams` to the streams with which later launches of the graph are ordered."""
         self._streams = _distinct((*self._streams, *streams))
 
     def _before(self, stream: Stream) -> None:
@@ -150,5 +152,5 @@ def _outside(stream: Stream, capture: int | None) -> bool:
 
 
 def _distinct(streams: Iterable[Stream]) -> list[Stream]:
-    """The streams without duplicates."""
+    """Return `streams` without duplicates."""
     return list({(stream.device.index, stream.handle, stream.closed): stream for stream in streams}.values())

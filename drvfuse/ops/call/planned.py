@@ -28,7 +28,7 @@ POINTER_BYTES = 8
 
 
 class PlanCache:
-    """The plans of an owner's last calls, `owner.part(PlanCache)`: the 256 that were used last."""
+    """A cache of the 256 plans that were used last by an owner, a device or a group: `owner.part(PlanCache)`."""
 
     def __init__(self, owner: Any) -> None:
         self._plans: OrderedDict[Hashable, Any] = OrderedDict()
@@ -38,10 +38,10 @@ class PlanCache:
         return len(self._plans)
 
     def get(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
-        """The plan with the key `key`, made by `make()` if there is none. The key holds everything that the plan
+        """Return the plan with the key `key`, made by `make()` if there is none. The key holds everything that the plan
         depends on."""
         found: Plan | None = self._plans.get(key)
-        if found is not None and len(self._plans) < _KEPT // 2:  # so few plans that none is dropped soon
+        if found is not None and len(self._plans) < _KEPT // 2:  # none is dropped soon: no need to note its use
             return found
         if found is None:
             found = make()
@@ -59,7 +59,7 @@ class PlanCache:
 
 
 def limits(device: Device) -> Limits:
-    """The properties of the device that plans depend on."""
+    """Return the properties of the device that plans depend on."""
     return Limits(device.sm_count, device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"), device.capability)
 
 
@@ -88,7 +88,7 @@ class Ready:
         self.pointers: dict[int, int] = {}
 
     def point(self, field: str, *addresses: int) -> None:
-        """Write the address of an array to a field, or the addresses of several to a field that is a list.
+        """Write the address of an array to a field, or the addresses of several arrays to a field that is a list.
 
         Every address of an array must be written by this method: a repeated call replaces `pointers` and nothing else.
         """
@@ -98,8 +98,8 @@ class Ready:
             offset += POINTER_BYTES
 
     def fix(self, field: str, *addresses: int) -> int:
-        """Write addresses that no call changes, such as those of workspaces, as `point` writes those of arrays. Returns
-        the offset of the field."""
+        """Write addresses that no call changes, such as those of workspaces, to a field, and return the field's offset.
+        For addresses of arrays use `point`."""
         kind: Any = type(self.parameters)
         offset = _offset(kind, field)
         struct.pack_into(f"{len(addresses)}Q", self.parameters, offset, *addresses)
@@ -121,7 +121,7 @@ class Ready:
 
 @functools.cache
 def _offset(kind: Any, field: str) -> int:
-    """The offset in bytes of a field, or of a field of an inner structure, as "call.input"."""
+    """Return the offset in bytes of a field, or of a field of an inner structure, as "call.input"."""
     outer, _, inner = field.partition(".")
     offset: int = getattr(kind, outer).offset
     within: Any = type(getattr(kind(), outer))
@@ -170,7 +170,7 @@ class Planned:
         self.idle: list[Ready] = []  # launches that no call uses now; any thread may take one
 
     def take(self, more: Sequence[Any] = ()) -> Ready:
-        """A launch whose arguments are the parameters, followed by `more`."""
+        """Return a launch whose arguments are the parameters, followed by `more`."""
         try:
             ready = self.idle.pop()
         except IndexError:
@@ -181,5 +181,6 @@ class Planned:
 
 
 def resident(kernel: Kernel, device: Device, threads: int, smem: int = 0) -> int:
-    """The number of blocks of `threads` threads and `smem` bytes of dynamic shared memory that fit on a device."""
+    """Return the number of blocks of `threads` threads and `smem` bytes of dynamic shared memory that fit on a
+    device."""
     return kernel.occupancy(device, threads, smem) * device.sm_count

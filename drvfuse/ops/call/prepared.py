@@ -40,16 +40,17 @@ class LaunchSequence(Protocol):
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
         """Raise if the algorithm cannot run on streams in `captures`, or for one rank alone. Queues nothing.
 
-        `captures` has the capture of each stream, None for a stream that is not being captured. It is not called for
-        all ranks on streams outside captures, where every algorithm can run.
+        `captures` has the capture of each stream, None for a stream that is not being captured. `submit` skips
+        this check if it launches all ranks and no stream is being captured: every algorithm can run then.
         """
 
 
 class Direct:
-    """One kernel per rank. The kernels wait for one another on the devices, so they may be launched in any order.
+    """A launch sequence with one kernel per rank. The kernels wait for one another on the devices, so they may be
+    launched in any order.
 
-    A launch sequence with `pointed` can be repeated: the addresses of the call's arrays are in the parameters of its
-    launches and in `pointed`, and nowhere else (`repeat`).
+    A launch sequence with the attribute `pointed` can be launched again with other arrays (`repeat`). Its launches'
+    parameters and the objects in `pointed` hold all addresses of the call's arrays.
     """
 
     pointed: Sequence[Pointed] = ()
@@ -58,7 +59,8 @@ class Direct:
         self.launches = [[launch] for launch in launches]
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
-        """One rank may be launched on any stream. Ranks that are launched together must all be captured, or none."""
+        """Raise CaptureError if only some of the streams are being captured. One rank alone may be launched on any
+        stream."""
         require_one_side(captures)
 
     def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
@@ -91,8 +93,8 @@ def submit(
 ) -> None:
     """Queue the launches of `call` for the local ranks at `positions`, each on the stream of its route.
 
-    Without a launch sequence there is nothing to queue. Graphs keep `sections` alive besides the arrays. `alone`: one
-    rank is launched by itself.
+    Without a launch sequence there is nothing to queue. Graphs keep the arrays alive, and `sections`, which are
+    sections of a trace. `alone`: one rank is launched by itself.
     """
     streams = [route.stream for route in routes]
     turns.admit(streams)
@@ -129,8 +131,8 @@ def _record(
     sections: Sequence[object],
     elsewhere: bool,
 ) -> None:
-    """Record the queued launches of a call in their arrays and in graphs, and order the owners of foreign arrays after
-    these launches. `elsewhere`: a launch may be on another stream than the previous call (`Turns.follow`)."""
+    """Record the queued launches of a call in their arrays and in graphs, and make the streams in which other libraries
+    reuse their arrays wait for the launches. `elsewhere` is the result of `Turns.follow`."""
     more = turns.more
     for index, route in enumerate(routes):
         position, capture = positions[index], captures[index]
@@ -164,12 +166,13 @@ def _record_what_was_queued(
     captures: Sequence[int | None],
     sections: Sequence[object],
 ) -> None:
-    """Like `_record`, after an error between the launches of a call. Raises nothing: that error is about to be raised.
+    """Do what `_record` does, after an error between the launches of a call. Raises nothing, as the caller raises that
+    error.
 
-    A launch sequence does not tell which launches and copies it has queued, so all are recorded. An event after a
-    stream without new work does no harm. Work on the stream of one rank may use the arrays of another rank (the copies
-    of "naive"), and the launch sequence may not have ordered the two streams yet. So each stream first follows all
-    others, except in captures.
+    A launch sequence does not tell which launches and copies it has queued, so all of them are recorded. For those that
+    were not queued this does no harm. Work on the stream of one rank may use the arrays of another rank (the copies of
+    "naive"), and the launch sequence may not have ordered the two streams yet. So each stream first follows all other
+    streams, except in captures.
     """
     outside = [route.stream for route, capture in zip(routes, captures, strict=True) if capture is None]
     for index, route in enumerate(routes):
@@ -194,8 +197,8 @@ class Replaceable(Protocol):
     def operands(self) -> Sequence[Sequence[Operand]]: ...
 
     def replaced(self, algo: str, parameters: dict[str, Any]) -> Self:
-        """A copy with some parameters replaced. ArgumentError for values that `algo` or the compiled kernel
-        excludes."""
+        """Return a copy with some parameters replaced. Raises ArgumentError for values that `algo` or the compiled
+        kernel excludes."""
 
 
 class Prepared(Generic[R]):
@@ -221,9 +224,10 @@ class Prepared(Generic[R]):
         parameters: Replaceable | None = None,
         trace: CallTrace | None = None,
     ) -> None:
-        """`reads[i]` and `writes[i]` are the arrays of local rank i, or of the one device, its input first; the call
-        keeps and changes these lists. Without a launch sequence there is nothing to launch. `streams` are the streams
-        of launches that name no others. `ready` are the launches that go back to the plan by `give_back`."""
+        """`reads[i]` and `writes[i]` are the arrays that local rank i reads and writes; i is 0 for an op on one device.
+        The first array of `reads[i]` is the input. The call keeps and changes these lists. `sequence` is None if there
+        is nothing to launch. `streams[i]` is the stream of rank i for launches without the argument `streams` or
+        `stream`. `give_back` returns the launches `ready` to their plans."""
         self.op, self.algo, self._traffic = op, algo, traffic
         self._turns, self._result, self._sequence, self._ready = turns, result, sequence, ready
         self._reads, self._writes = reads, writes
@@ -234,7 +238,7 @@ class Prepared(Generic[R]):
         self._streams, self._parameters = streams, parameters
         self._positions = range(len(self._reads))
         self._routes: dict[tuple[int, Stream], Route] = {}
-        self._usual: list[Route] = []  # routes on the streams of `prepare`
+        self._usual: list[Route] = []  # the `Route` of each rank on its stream in `streams`
         first = self._reads[0][0]
         barriers, waits, adapts = 0, False, False
         if ready:
@@ -256,7 +260,7 @@ class Prepared(Generic[R]):
         return moved.local, moved.remote
 
     def describe(self) -> str:
-        """The call in words, as "allreduce one_stage of 4 x (128, 4096) bfloat16"."""
+        """Return the call in words, as "allreduce one_stage of 4 x (128, 4096) bfloat16"."""
         return str(self.note)
 
     def __repr__(self) -> str:
@@ -271,9 +275,9 @@ class Prepared(Generic[R]):
 
         Raises BarrierTimeout if an earlier call on the group timed out (the next call then resets the group),
         GridTimeout if an earlier call with the op's workspace timed out, CaptureError where stream order cannot be
-        established in a capture, Unsupported where the algorithm cannot be launched like this, LaunchError if another
-        rank was launched by itself with another call, which must first be launched on this rank too, and ClosedError
-        after `group.close()`.
+        established in a capture, Unsupported if the algorithm cannot be launched for one rank alone or in this capture,
+        and ClosedError after `group.close()`. Raises LaunchError if an earlier call was launched on some ranks alone:
+        launch that call on the other ranks first.
         """
         if streams is None and rank is None and stream is None:
             if not self._usual:
@@ -312,8 +316,8 @@ class Prepared(Generic[R]):
         submit(self, self._turns, self._sequence, positions, routes, self._sections, alone=alone)
 
     def _route(self, position: int, stream: Stream) -> Route:
-        """The route of a launch on `stream`. Routes are kept for streams of drvfuse and for those of `prepare`: other
-        foreign streams get a new wrapper at each launch, so their routes would never be found again.
+        """Return the `Route` of a launch on `stream`. Routes are kept for streams of drvfuse and for those of
+        `prepare`: other foreign streams get a new wrapper at each launch, so their routes would never be found again.
         """
         route = self._routes.get((position, stream))
         if route is None:
@@ -339,7 +343,7 @@ def on_device(
     trace: CallTrace | None = None,
     parameters: Replaceable | None = None,
 ) -> Prepared[R]:
-    """The call of an op on one device with the launch `ready`; None: there is nothing to launch."""
+    """Return the call of an op on one device with the launch `ready`, which is None if there is nothing to launch."""
     sequence, used = (None, []) if ready is None else (Direct([ready.launch]), [ready])
     return Prepared(op, turns, result, [read], [written], sequence, [stream], used, trace=trace, parameters=parameters)
 

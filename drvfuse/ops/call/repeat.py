@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain calls that differ from an earlier call in the addresses of their arrays alone.
+"""Plain calls, `op(...)` in place of `op.prepare(...)`, that differ from an earlier call only in addresses of arrays.
 
 Whether a plain call is right, and what it launches, follows from its `Layout`: of the addresses only their alignment
 and which arrays share memory matter, and the layout has both. So the first call of a layout is checked and planned as
@@ -45,14 +45,14 @@ _PLAIN = {
 
 
 class Repeats(PlanCache):
-    """The last layouts of a group's or a device's calls, each with its repeats that no thread is launching now."""
+    """A cache of a group or a device: for each `Layout.key` the `Repeat` objects that no thread is launching now."""
 
 
 class Layout(NamedTuple):
     """Everything that decides what a plain call does, except its addresses.
 
-    `owner` is the group or device that keeps the repeats. `key` holds the other arguments, and the shape, dtype and
-    alignment of each array. `arrays` are in the order of the arguments.
+    `owner` is the group or device that keeps the `Repeat` objects of such calls. `key` holds the other arguments, and
+    the shape, dtype and alignment of each array. `arrays` are in the order of the arguments.
     """
 
     owner: Group | Device
@@ -61,11 +61,11 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, op: object, args: Sequence[Any], options: Mapping[str, Any]) -> Layout | None:
-        """The layout of a call with these arguments, or None if it has none.
+        """Return the `Layout` of a call with these arguments, or None if the call has none.
 
         An argument must be the group, a pooled array or a stream of drvfuse, a plain value, a list of these, or a list
-        of such lists. The key says whether a stream was given, but not which stream: streams are resolved for each
-        call.
+        of such lists. `Layout.key` says whether a stream was given, but not which stream: streams are resolved for
+        each call.
         """
         owner: Group | Device | None = None
         arrays: list[Array] = []
@@ -91,7 +91,7 @@ class Layout(NamedTuple):
                 arrays.append(value)
                 key.append(value._layout or value.layout)
             elif kind in _PLAIN:
-                if kind is str and value == "current":  # it means the streams of arrays, which the checks resolve
+                if kind is str and value == "current":  # resolved anew in each call: streams may change
                     return None
                 key += kind, value
             elif kind is float:
@@ -112,7 +112,8 @@ class Layout(NamedTuple):
 
 
 def _overlaps(arrays: Sequence[Array]) -> tuple[tuple[int, int, int], ...]:
-    """(number, number of the array around it, offset in that array) of each array that begins inside another array."""
+    """Return (index, index of the surrounding array, offset in that array) for each array that begins inside
+    another."""
     found, begin, reached, first = [], 0, 0, 0
     for number in sorted({*map(arrays.index, arrays)}, key=lambda number: (arrays[number].ptr, number)):
         array = arrays[number]
@@ -125,8 +126,8 @@ def _overlaps(arrays: Sequence[Array]) -> tuple[tuple[int, int, int], ...]:
 
 
 _Run = tuple[Callable[..., None], Any, int, Callable[[Sequence[int]], Sequence[int]]]
-"""(write, parameters, offset, pick): write the picked addresses, of those of all arrays, to parameters from offset
-on."""
+"""(write, parameters, offset, pick): `pick` selects from the addresses of all arrays those that `write` stores to
+`parameters`, from `offset` on."""
 
 
 class Repeat:
@@ -134,11 +135,11 @@ class Repeat:
     no group."""
 
     def __init__(self, prepared: Prepared[Any], arrays: Sequence[Array]) -> None:
-        """See `of`. Raises LookupError if the launch sequence has no `pointed`, or if no parameter has the address of
-        an array."""
+        """`arrays` are those of the call's layout. Raises LookupError if the launch sequence has no `pointed`, or if no
+        parameter has the address of one of the arrays."""
         more: Sequence[Pointed] | None = getattr(prepared._sequence, "pointed", None)
         if more is None:
-            raise LookupError(f"{prepared!r} has steps with addresses of their own")
+            raise LookupError(f"{prepared!r} cannot be repeated: its launch sequence has no `pointed`")
         self.note, self._sequence = prepared.note, prepared._sequence
         self._ready = prepared._ready  # keeps the launches alive, to which the group holds only weak references
         self._turns = None if isinstance(prepared._turns, GroupTurns) else prepared._turns
@@ -161,11 +162,12 @@ class Repeat:
         self._runs = [run for holder in holders for run in _runs(holder, every)]
         pointed = {address for holder in holders for address in holder.pointers.values()}
         if any(array.size and array.ptr not in pointed for array in every):
-            raise LookupError(f"{prepared!r} does not point to all arrays")
+            raise LookupError(f"{prepared!r} cannot be repeated: no parameter has the address of one of its arrays")
 
     @classmethod
     def of(cls, prepared: Prepared[Any], arrays: Sequence[Array]) -> Repeat | None:
-        """The call as a `Repeat`, or None if it cannot be repeated; `arrays` are those of its layout."""
+        """Return a `Repeat` of the call, or None if it cannot be repeated. `arrays` are those of the call's
+        `Layout`."""
         try:
             return cls(prepared, arrays)
         except LookupError:
@@ -189,7 +191,7 @@ class Repeat:
 
 
 def _runs(holder: Pointed, arrays: Sequence[Array]) -> list[_Run]:
-    """The writes that fill in all addresses: one for each run of adjacent pointers."""
+    """Return the writes that fill in all addresses in `holder`: one for each run of adjacent pointers."""
     numbers = {array.ptr: number for number, array in enumerate(arrays) if array.size}
     runs: list[tuple[int, list[int]]] = []
     end = -1
@@ -203,15 +205,15 @@ def _runs(holder: Pointed, arrays: Sequence[Array]) -> list[_Run]:
 
 
 def _picker(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """A function that returns the items with the indices `numbers` of a sequence, in this order."""
+    """Return a function that returns the items with the indices `numbers` of a sequence, in this order."""
     if len(numbers) == 1:
         return operator.itemgetter(slice(numbers[0], numbers[0] + 1))
     return operator.itemgetter(*numbers)
 
 
 def _maker(value: Any, index: Mapping[int, int]) -> Callable[[Sequence[Array]], Any]:
-    """A function that makes a result of the same form as `value` from other arrays; `index` gives the position of each
-    array in `value` by its identity.
+    """Return a function that makes a result of the same form as `value` from other arrays; `index` gives the position
+    of each array in `value` by its identity.
     """
     if isinstance(value, Array):
         return operator.itemgetter(index[id(value)])

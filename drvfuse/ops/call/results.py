@@ -35,7 +35,7 @@ def of_ranks(
     dtype: DType,
     streams: Sequence[Stream],
 ) -> tuple[list[Operand], list[Any]]:
-    """One result array per local rank, as operands and as the objects to return to the caller.
+    """Return one result array per local rank, as operands and as the objects to return to the caller.
 
     They are the arrays that the caller gave, whose operands are `targets`, or new arrays. A list in place of one shape
     has a shape for each local rank. Raises CaptureError if new arrays are needed during a capture.
@@ -52,7 +52,7 @@ def of_ranks(
 
 
 def outputs(device: Device, stream: Stream, wanted: Sequence[Wanted], given: Any) -> tuple[list[Operand], list[Any]]:
-    """The result arrays of an op on one device, as operands and as the objects to return to the caller.
+    """Return the result arrays of an op on one device, as operands and as the objects to return to the caller.
 
     They are the arrays `given` as `outputs=`, checked, or new arrays.
     """

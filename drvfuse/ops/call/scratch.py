@@ -55,7 +55,7 @@ class Workspace:
         self._reports, self._index, self._owned = reports, device.index, owned
         self._slot = reports.slot(array.ptr)
         self._stale = False
-        self.user: Stream | None = None  # the stream that used the workspace last, if drvfuse keeps it
+        self.user: Stream | None = None  # the stream that used it last; set only if drvfuse keeps the workspace
 
     @property
     def params(self) -> ScratchParams:
@@ -63,8 +63,8 @@ class Workspace:
         return ScratchParams(state=self.ptr, report=self._reports.address(self.ptr), timeout_ns=timeout)
 
     def check(self) -> None:
-        """Raise GridTimeout, once, if a launch has given up. A workspace of drvfuse is then zeroed before its next
-        launch."""
+        """Raise GridTimeout if a launch has given up and no call has raised that yet. A workspace that drvfuse keeps is
+        then zeroed before the next launch that uses it."""
         try:
             self._reports.check(self._index, self.ptr)
         except GridTimeout:
@@ -72,15 +72,19 @@ class Workspace:
             raise
 
     def admit(self, stream: Stream) -> None:
-        """Called before each launch on `stream`. Raises GridTimeout, once, if an earlier launch has given up.
+        """Make the workspace ready for a launch on `stream`. Raises GridTimeout, once, if an earlier launch has given
+        up.
 
-        After that time-out a workspace of drvfuse is zeroed, or CaptureError is raised if `stream` is being captured.
+        The next call then zeroes a workspace that drvfuse keeps, or raises CaptureError if `stream` is being captured.
         """
         if self._reports.magic[self._slot]:
             self.check()
         if self._stale:
             if stream.capture_id() is not None:
-                raise CaptureError("the op's workspace must be zeroed after a time-out, outside the capture")
+                raise CaptureError(
+                    "after a time-out the op's workspace must be zeroed, which a capture cannot do: call the op once "
+                    "outside the capture"
+                )
             with stream.device.use():
                 stream.device.driver.cuMemsetD8Async(self.ptr, 0, self.nbytes, stream.handle)
             self._stale = False
@@ -108,8 +112,8 @@ class _Reports:
         return self._pinned.ptr + self.slot(workspace) * _REPORT.itemsize
 
     def check(self, device: int, workspace: int | None = None) -> None:
-        """Raise GridTimeout for a report of `workspace`, or of any if that is None, and clear it. Reads host memory
-        only."""
+        """Raise GridTimeout if there is a report of `workspace` (None: of any workspace), and clear the report. Reads
+        host memory only."""
         for slot in range(_SLOTS) if workspace is None else (self.slot(workspace),):
             if not self.magic[slot]:
                 continue
@@ -122,7 +126,7 @@ class _Reports:
 
     @staticmethod
     def slot(workspace: int) -> int:
-        """The index of a workspace's report block."""
+        """Return the index of a workspace's report block."""
         return workspace // 512 % _SLOTS
 
 
@@ -141,7 +145,8 @@ class Scratch:
 
 
 def brought(device: Device, array: Array) -> Workspace:
-    """The workspace that a caller passed. The caller zeroes it before its first use and after a GridTimeout."""
+    """Return the `Workspace` for memory that a caller passed. The caller zeroes it before its first use and after a
+    GridTimeout."""
     scratch = device.part(Scratch)
     space = scratch.known.get(array.ptr)
     if space is None or space.array is not array:
@@ -150,9 +155,10 @@ def brought(device: Device, array: Array) -> Workspace:
 
 
 def own(device: Device, stream: Stream, nbytes: int, kind: str = "") -> Workspace:
-    """The workspace that is kept for calls on `stream`. It grows as needed, and no other stream uses it.
+    """Return the workspace that is kept for calls on `stream`. It grows as needed, and no other stream uses it.
 
-    Ops of one `kind` share it. Ops are of different kinds if one could take the data of the other for its own words.
+    Ops of one `kind` share a workspace. Two ops are of different kinds if one of them could mistake data that the
+    other has left there for words of its own launch.
     Raises CaptureError if the workspace would have to grow in a capture.
     """
     scratch = device.part(Scratch)
@@ -168,7 +174,7 @@ def own(device: Device, stream: Stream, nbytes: int, kind: str = "") -> Workspac
                 "the op needs scratch that a capture cannot allocate: before the capture, call it once on this stream "
                 f"with arrays of these shapes{or_else}"
             )
-        # a foreign stream may be destroyed before the memory is freed
+        # allocated on a stream of drvfuse: a foreign one may be destroyed before the memory is freed
         home = device.stream if stream.foreign else stream
         space = Workspace(scratch.reports, device, device.zeros(nbytes, "uint8", stream=home), True)
         mine = [other for other in spaces if other[1] == kind]
@@ -180,7 +186,7 @@ def own(device: Device, stream: Stream, nbytes: int, kind: str = "") -> Workspac
 
 
 def checked(value: Any, driver: Driver, device: Device, nbytes: int) -> list[Operand]:
-    """The workspace that the caller passed, checked, in a list that is empty if there is none."""
+    """Check the argument `workspace`; return its operand in a list, which is empty if the caller passed none."""
     if value is None:
         return []
     operand = whole("workspace", value, driver, ("uint8",), writable=True)
@@ -199,7 +205,7 @@ def checked(value: Any, driver: Driver, device: Device, nbytes: int) -> list[Ope
 def check_device(device: Device) -> None:
     """Raise GridTimeout if a kernel of an op on `device` has given up waiting and no call has raised that yet.
 
-    It reads host memory only, so it knows nothing of launches that still run: synchronise first.
+    It reads host memory only, so it cannot report launches that still run: synchronise first.
     """
     require_kind("device", device, Device, "a drvfuse.Device")
     scratch = device.part(Scratch)

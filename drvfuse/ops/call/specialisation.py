@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a kernel is compiled for, and the cache of compiled kernels of a driver."""
+"""The compile-time settings of a kernel, and the cache of compiled kernels of a driver."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class KernelCache:
         self.kernels: dict[tuple[Specialisation, str], Kernel] = {}
 
     def load(self, device: Device, spec: Specialisation) -> Kernel:
-        """The kernel, loaded on `device`. Raises Unsupported for a device that is too old for it."""
+        """Return the kernel, loaded on `device`. Raises Unsupported for a device that is too old for it."""
         if device.capability < spec.capability:
             least, own = (".".join(map(str, number)) for number in (spec.capability, device.capability))
             raise Unsupported(f"{spec.symbol} needs compute capability {least} for {spec.needs}; {device!r} has {own}")
@@ -77,6 +77,6 @@ class KernelCache:
 
 
 def load(device: Device, spec: Specialisation) -> Kernel:
-    """The kernel, loaded on `device`; compiled once per driver. Raises Unsupported for a device that is too old for
-    it."""
+    """Return the kernel, loaded on `device`; compiled once per driver. Raises Unsupported for a device that is too old
+    for it."""
     return device.driver.part(KernelCache).load(device, spec)

@@ -27,8 +27,8 @@ def _current(operand: Operand, argument: str) -> Stream:
 
 
 def resolve_stream(device: Device, stream: Any, inputs: Sequence[Operand]) -> Stream:
-    """The stream that the argument `stream` means: the device's own for None, the stream of the first input's framework
-    for "current", else the given stream or handle. The handles 0 and 1 are the legacy default stream."""
+    """Return the stream that the argument `stream` means: the device's own for None, the stream of the first input's
+    framework for "current", else the given stream or handle. The handles 0 and 1 are the legacy default stream."""
     if stream is None:
         return device.stream
     if isinstance(stream, str):
@@ -39,8 +39,8 @@ def resolve_stream(device: Device, stream: Any, inputs: Sequence[Operand]) -> St
 
 
 def resolve_streams(group: Group, streams: Any, inputs: Sequence[Operand]) -> list[Stream]:
-    """The stream of each local rank that the argument `streams` means: the rank's own for None, the stream of its
-    input's framework for "current", else the given stream."""
+    """Return the stream of each local rank, as the argument `streams` selects it: the rank's own for None, the stream
+    of its input's framework for "current", else the given stream."""
     if streams is None:
         return [rank.stream for rank in group.ranks]
     if isinstance(streams, str):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resources that launches of different calls use in turn: the workspaces of a group, or a workspace on one device.
+"""Resources that launches of different calls use one after another: a group's workspaces, or one device's workspace.
 
 `Turns` is the interface by which a `Prepared` uses them before and after its launches. `GroupTurns` implements it for
 collectives, `DeviceTurns` and `WorkspaceTurns` for ops on one device.
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
 
 class Turns(Protocol):
-    """The interface that the module's text describes. A position is the index of a local rank; an op on one device has
-    position 0 alone. `ranks` is the number of ranks that take part in a call, in all processes."""
+    """The order of calls that share workspaces: what a `Prepared` uses before and after its launches.
+
+    A position is the index of a local rank; an op on one device has position 0 alone. `ranks` is the number of ranks
+    that take part in a call, in all processes.
+    """
 
     ranks: int
 
@@ -35,32 +38,34 @@ class Turns(Protocol):
         """Raise ClosedError if nothing can be launched any more."""
 
     def choose(self, streams: Any, rank: Any, stream: Any, inputs: Sequence[Operand]) -> tuple[list[int], list[Stream]]:
-        """The positions and streams that the arguments of `Prepared.launch` mean.
+        """Return the positions and streams that the arguments of `Prepared.launch` select.
 
-        Without positions all ranks are launched, on the streams that are returned. A position without a stream is
-        launched on its stream of `prepare`.
+        No positions means that all ranks are launched, on the returned streams. A position without a stream means that
+        this rank is launched on the stream that `prepare` got for it.
         """
 
     def admit(self, streams: Sequence[Stream]) -> None:
-        """Raise the error that an earlier launch has reported, or reset the state that it left behind."""
+        """Raise the error that an earlier launch has reported, or reset the state that the failed launch has left."""
 
     def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> bool:
-        """Order the streams after the launches of the previous call. Returns whether one of them may differ from the
-        stream of the previous call: then `launched` must be called."""
+        """Order the streams after the launches of the previous call. Returns whether a rank's stream may differ from
+        that of its previous call: then `launched` must be called."""
 
     def begin(self, positions: Sequence[int], call: Noted) -> None:
-        """Called before launches of `call` on the ranks at `positions`, outside of captures."""
+        """Record that `call` is about to be launched on the ranks at `positions`. Called outside of captures only.
+        Raises LaunchError if another call must be launched on one of the ranks first."""
 
     def abandon(self) -> None:
-        """Called when an error has kept some launches of a call from being made."""
+        """Record that only some launches of a call were made, because of an error: a group must then be reset."""
 
     def launched(self, position: int, stream: Stream, event: Event | None, capture: int | None) -> None:
-        """Called after the launch at `position` was queued on `stream`, if `follow` returned True. `capture` is the
-        capture that holds the launch; if the stream is foreign and not captured, `event` was recorded after the launch.
+        """Record that the launch at `position` was queued on `stream`. Called if `follow` returned True. `capture` is
+        the capture that holds the launch; if the stream is foreign and not captured, `event` was recorded after the
+        launch.
         """
 
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
-        """Called after the launch of `call` at `position` was captured into `graph`, or into a graph of another library
+        """Record that the launch of `call` at `position` was captured into `graph`, or into a graph of another library
         (None).
         """
 
@@ -70,7 +75,7 @@ class Turns(Protocol):
 
 
 class GroupTurns:
-    """The workspaces of a group, which its collectives use one after another."""
+    """The `Turns` of a group, whose collectives use its workspaces one after another."""
 
     more: Sequence[Array] = ()
 
@@ -97,7 +102,7 @@ class GroupTurns:
         elsewhere = False
         for index, stream in enumerate(streams):
             rank = self._ranks[positions[index]]
-            if rank.order.last is not stream or stream.foreign:  # otherwise the order knows the stream already
+            if rank.order.last is not stream or stream.foreign:  # otherwise `stream` had the last call
                 rank.order.admit(stream, rank.index)
                 elsewhere = True
         return elsewhere
@@ -110,7 +115,7 @@ class GroupTurns:
 
 
 class DeviceTurns:
-    """The `Turns` of an op on one device without a workspace: its calls share nothing."""
+    """The `Turns` of an op that runs on one device and has no workspace. Calls of the op share nothing."""
 
     ranks = 1
     more: Sequence[Array] = ()
@@ -145,8 +150,8 @@ class DeviceTurns:
 
 
 class WorkspaceTurns(DeviceTurns):
-    """The workspace of an op on one device: the caller's, or the workspace of the stream on which the op is
-    launched."""
+    """The `Turns` of an op that runs on one device and has a workspace: the caller's, or that of the stream on which
+    the op is launched."""
 
     def __init__(
         self,

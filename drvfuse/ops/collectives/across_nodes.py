@@ -44,7 +44,7 @@ _WORD = 8  # bytes of an abort word, and of a word of Progress
 
 
 def link(group: Group) -> NodeLink:
-    """The link of a group over several nodes, which exchanges data between the nodes."""
+    """Return the link of a group over several nodes, which exchanges data between the nodes."""
     assert group.link is not None
     return group.link
 
@@ -60,8 +60,8 @@ def require_moves(group: Group, op: str, algo: str) -> None:
 
 
 def sources_inside(group: Group, inputs: Sequence[int]) -> list[Sequence[int]]:
-    """For each local rank the addresses that it sums: those that `inputs` has for the ranks of its node. A list is
-    empty if they are in other processes."""
+    """Return, for each local rank, the addresses in `inputs` of all ranks of its node, whose inputs it sums. A list is
+    empty if the ranks of a node are in several processes."""
     layout = group.layout
     if layout.inside == 1:
         return [[own] for own in inputs]
@@ -71,12 +71,12 @@ def sources_inside(group: Group, inputs: Sequence[int]) -> list[Sequence[int]]:
 
 
 def level_inside(pdl: PDLLevel) -> PDLLevel:
-    """The PDL level of all kernels of a call except the last: they trigger at their end."""
+    """Return the PDL level of all kernels of a call except the last one: these kernels trigger at their end."""
     return PDLLevel.OFF if pdl is PDLLevel.OFF else PDLLevel.ON
 
 
 def barrier(options: CallOptions) -> list[Ready]:
-    """Launches of a kernel that moves nothing and passes barriers of the node's ranks.
+    """Return launches of a kernel that moves nothing and passes barriers of the node's ranks.
 
     Peers may still read results or staged inputs in a payload when the kernels of the previous call have ended. So this
     kernel precedes a kernel that stores to payloads and has no barrier before its stores.
@@ -104,7 +104,7 @@ class Stage(Protocol):
 
     @property
     def pointed(self) -> Sequence[Pointed]:
-        """What holds addresses of the call's arrays besides the parameters of `launches`."""
+        """The objects that hold addresses of the call's arrays, besides the parameters of `launches`."""
 
     def queue(self, link: NodeLink, streams: Sequence[Stream]) -> None:
         """Queue the work on the stream of each local rank."""
@@ -124,8 +124,9 @@ class Kernels:
 
 
 class Sums:
-    """An exchange of partial sums between the ranks with equal numbers inside their nodes, each of which gets all sums.
-    `memory` has the address and the count of the float32 numbers of each local rank."""
+    """An exchange of partial sums. Ranks with the same index inside their nodes exchange with one another, and each
+    rank gets the sums of all nodes. `memory` has the address and the count of the float32 numbers of each local
+    rank."""
 
     pointed: Sequence[Pointed] = ()
 
@@ -146,23 +147,23 @@ class ExchangeAddresses:
         self.pointers: dict[int, int] = {}
 
     def fixed(self, address: int) -> int:
-        """The number of an address that no call changes, such as that of a workspace."""
+        """Add an address that no call changes, such as that of a workspace, and return its index in `values`."""
         self.parameters += struct.pack("Q", address)
         return len(self.parameters) // POINTER_BYTES - 1
 
     def of_array(self, address: int) -> int:
-        """The number of the address of an array."""
+        """Add the address of an array, which a repeated call replaces, and return its index in `values`."""
         self.pointers[len(self.parameters)] = address
         return self.fixed(address)
 
     @property
     def values(self) -> Sequence[int]:
-        """The addresses by their numbers."""
+        """All addresses, in the order in which they were added."""
         return struct.unpack(f"{len(self.parameters) // POINTER_BYTES}Q", self.parameters)
 
 
 class Span(NamedTuple):
-    """A `Piece` that begins `offset` bytes after the address with the number `base`."""
+    """A `Piece` that begins `offset` bytes after the address with the index `base` in `ExchangeAddresses.values`."""
 
     node: int
     base: int
@@ -171,9 +172,10 @@ class Span(NamedTuple):
 
 
 class Bytes:
-    """An exchange of bytes: the spans of `addresses` that each local rank sends and receives, and after them, for each
-    peer, the abort word of the sender. A kernel after the exchange checks these words. If the engine's waits are not
-    bounded, that kernel and one before the exchange also tell the host whether the exchange has ended."""
+    """An exchange of bytes. Each local rank sends and receives spans of `addresses`, and then sends its abort word to
+    each peer. A kernel after the exchange checks the received abort words. If the engine's waits have no time limit
+    (`watched`), a kernel before the exchange also counts that it begins, and the kernel after it that it has ended, so
+    that the host can see whether an exchange is still running."""
 
     def __init__(
         self,
@@ -191,7 +193,7 @@ class Bytes:
             words = [Span(node, base, ABORT_OFFSET, _WORD) for node in _nodes_of(to)]
             heard = [Span(node, base, NODES_OFFSET + _WORD * node, _WORD) for node in _nodes_of(of)]
             self._spans.append(([*to, *words], [*of, *heard]))
-        self._before, self._behind = _around(group, link(group).engine.watched)
+        self._before, self._after = _around(group, link(group).engine.watched)
 
     def queue(self, link: NodeLink, streams: Sequence[Stream]) -> None:
         for launch, stream in zip(self._before, streams, strict=False):
@@ -203,12 +205,12 @@ class Bytes:
 
         each = zip(link.members, self._spans, streams, strict=True)
         link.move([Pieces(member, pieces(to), pieces(of), stream) for member, (to, of), stream in each])
-        for launch, stream in zip(self._behind, streams, strict=True):
+        for launch, stream in zip(self._after, streams, strict=True):
             launch(stream)
 
 
 def _nodes_of(spans: Sequence[Span]) -> list[int]:
-    """The nodes to which spans go, or from which they come."""
+    """Return the nodes to which `spans` are sent, or from which they are received."""
     return sorted({span.node for span in spans})
 
 
@@ -225,8 +227,8 @@ class ExchangeEndedParams(ctypes.Structure):
 
 
 def _around(group: Group, watched: bool) -> tuple[list[Launch], list[Launch]]:
-    """Launches on every local rank before an exchange of bytes and after it. Before it there are launches only if the
-    exchange is `watched`."""
+    """Return the launches on every local rank before an exchange of bytes, and those after it. There are none before it
+    unless the exchange is `watched`."""
 
     def word(position: int, field: str) -> int:
         return link(group).progress[position] + _WORD * PROGRESS_FIELDS.index(field) if watched else 0
@@ -238,7 +240,7 @@ def _around(group: Group, watched: bool) -> tuple[list[Launch], list[Launch]]:
             found.append(Planned(rank.device, spec, 1, 1, parameters).take().launch)
         return found
 
-    def behind() -> list[Launch]:
+    def after() -> list[Launch]:
         defines = workspace.defines() | {"DRVFUSE_RANKS": group.layout.inside}
         spec, found = Specialisation("collectives", "exchange_ended", tuple(defines.items())), []
         for position, rank in enumerate(group):
@@ -248,22 +250,23 @@ def _around(group: Group, watched: bool) -> tuple[list[Launch], list[Launch]]:
         return found
 
     made: tuple[list[Launch], list[Launch]] = group.part(PlanCache).get(
-        ("around_exchange", watched), lambda: (before() if watched else [], behind())
+        ("around_exchange", watched), lambda: (before() if watched else [], after())
     )
     return made
 
 
 class AcrossNodes:
-    """The launch sequence of a call: its stages."""
+    """The launch sequence of a call over several nodes: its stages, one after another on each rank's stream."""
 
     def __init__(self, group: Group, stages: Sequence[Stage]) -> None:
-        self._link, self._stages = link(group), stages  # does not keep the group, which keeps repeated calls
+        # the group itself is not stored: it keeps repeated calls, which would then keep the group
+        self._link, self._stages = link(group), stages
         self.pointed = [holder for stage in stages for holder in stage.pointed]
         kernels = [stage.launches for stage in stages if stage.launches]
         self.launches = [[of_ranks[position] for of_ranks in kernels] for position in range(len(group))]
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
-        """All local ranks must be launched together, and in a capture only if the engine's work can be captured."""
+        """Raise unless all local ranks are launched together and, in a capture, the engine's work can be captured."""
         if alone and len(self.launches) > 1:
             raise Unsupported(
                 "a call over several nodes launches all local ranks together, as the engine takes their exchanges at "

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ...trace.buffer import Trace
 
 Arrays = ArrayLike | Sequence[ArrayLike]
-"""An array for each local rank of a group; a bare array stands for a list of one."""
+"""An array for each local rank of a group; a bare array means a list of one."""
 
 
 class Gathered(NamedTuple):
@@ -188,7 +188,8 @@ def all_gather(
 def _rows(
     group: Group, argument: str, given: Any, counts: Sequence[int], sources: list[Operand], queues: Sequence[Stream]
 ) -> tuple[MovePart, list[Any]]:
-    """The part of a call that gathers rows, or scales that have a row for each of them."""
+    """Return the part of a call that gathers one argument, and its results as the call returns them. The argument is
+    the rows, or scales that have one row for each row of the inputs."""
     first = sources[0]
     shape = (sum(counts), *first.shape[1:])
     targets, values = moving.outputs(group, argument, given, shape, first.dtype, queues, "the rows of all ranks")
@@ -197,8 +198,8 @@ def _rows(
 
 
 def _check_codes(quantisation: Any, source: Operand, scales: Any) -> None:
-    """Raise ArgumentError unless the arrays are codes of the quantisation, and scales are given exactly if it has
-    any."""
+    """Raise ArgumentError unless the arrays are codes of the quantisation, and scales are given if and only if the
+    quantisation has scales."""
     if not isinstance(quantisation, Quantisation):
         raise ArgumentError("quantisation", kind_of(quantisation), "a drvfuse.Quantisation or None")
     if quantisation.dtype is not None and source.dtype != quantisation.dtype:
@@ -217,14 +218,15 @@ def _columns(quantisation: Quantisation, shape: Sequence[int]) -> int:
 
 
 def _scales_shape(quantisation: Quantisation, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape of the scales of codes of that shape."""
+    """Return the shape of the scales that belong to codes of shape `shape`."""
     found = quantisation.scales_shape(shape[:-1], _columns(quantisation, shape))
     assert found is not None
     return found
 
 
 def _check_scales(quantisation: Quantisation, scales: Sequence[Operand], codes: Sequence[Operand]) -> None:
-    """Raise ArgumentError unless scales in the layout "row" are those of the codes."""
+    """Raise ArgumentError unless scales in the layout "row" have the quantisation's dtype and the shape for the
+    codes."""
     for scale, code in zip(scales, codes, strict=True):
         operands.require_shape(scale, _scales_shape(quantisation, code.shape), f"for {quantisation}")
         if scale.dtype != quantisation.scales:
@@ -240,7 +242,8 @@ def _arranged(
     quantisation: Quantisation,
     queues: Sequence[Stream],
 ) -> tuple[MovePart, list[Any]]:
-    """The part of a call that gathers scales in the layout "column" or "tiles"."""
+    """Return the part of a call that gathers scales in the layout "column" or "tiles", and its results as the call
+    returns them."""
     dtype, alignment, each = quantisation.scales, quantisation.scales_alignment, codes.shape[1:]
     assert dtype is not None
     shapes = [_scales_shape(quantisation, (counts[rank.index], *each)) for rank in group]
@@ -254,7 +257,7 @@ def _arranged(
 
 
 def _apart(group: Group, part: MovePart) -> list[Operand]:
-    """The sources that are not already at their places in the targets."""
+    """Return the sources that are not already at their places in the targets."""
     return [
         source
         for rank, source, target in zip(group, part.sources, part.targets, strict=True)

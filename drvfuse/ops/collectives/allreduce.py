@@ -116,18 +116,18 @@ def allreduce(
     addresses, results = [source.ptr for source in sources], [target.ptr for target in written]
     placed = None
     if use_multimem:
-        # inputs are staged, as a peer could load an input after this rank has overwritten it
-        kept = in_place and algos[0] == "one_stage"
+        # in place with "one_stage" a peer could load an input after this rank has overwritten it: stage all inputs
+        overwritten = in_place and algos[0] == "one_stage"
         stored = results if algos[0] == "two_stage" else []
-        placed = multimem.Placement.of(group, queues, [] if kept else addresses, stored, nbytes)
+        placed = multimem.Placement.of(group, queues, [] if overwritten else addresses, stored, nbytes)
 
     def make(algo: str) -> AllreduceCall:
         if placed is not None:
             staged = placed.staged and nbytes > 0
         else:
-            overwritten = in_place and algo == "one_stage" and group.size > 1
+            unsafe = in_place and algo == "one_stage" and group.size > 1
             pulls = algo not in (*PUSH, "naive") and nbytes > 0
-            staged = pulls and (overwritten or not plan.readable_by_peers(group, sources))
+            staged = pulls and (unsafe or not plan.readable_by_peers(group, sources))
         return AllreduceCall(common, dtype, shape, algo, staged, bound, placed)
 
     return prepare(
@@ -144,7 +144,7 @@ def allreduce(
 
 
 def _algorithms(group: Group, algo: str, use_multimem: bool, nbytes: int, epilogue: Epilogue | None) -> list[str]:
-    """The algorithms to try in turn: the workspace may be too small for the first one."""
+    """Return the algorithms to try one after another: the workspace may be too small for the first one."""
     differs = epilogue is not None and epilogue.differs_by_rank
     if group.link is not None:
         if differs:

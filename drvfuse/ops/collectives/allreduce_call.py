@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One all-reduce: its launch sequence and its launches, by algorithm."""
+"""One all-reduce: its properties, and the launch sequence that follows from them for each algorithm."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class AllreduceCall:
         return traffic.of_nodes(group.nodes, total, math.prod(self.shape), group.link.places)
 
     def sequence(self, inputs: list[int], outputs: list[int]) -> tuple[LaunchSequence, list[Ready]]:
-        """The launch sequence for arrays of at least one element at these addresses, and its launches."""
+        """Return the launch sequence for arrays of at least one element at these addresses, and the launches in it."""
         count = math.prod(self.shape)
         if self.algo == "naive":
             return self._naive(inputs, outputs, count)
@@ -112,7 +112,7 @@ class AllreduceCall:
     def _ready(
         self, table: Sequence[Sequence[int]], own: Sequence[int], outputs: Sequence[int], first: int, count: int
     ) -> list[Ready]:
-        """Launches for `count` elements from element `first` on; rank i sums what lies at the addresses `table[i]`."""
+        """Return launches for `count` elements from element `first` on; rank i sums from the addresses `table[i]`."""
         columns = self.shape[-1] if self.shape else 1
         text, more = ("", ()) if self.epilogue is None else (self.epilogue.text, self.epilogue.structures)
         form = None if self.multimem is None else self.multimem.to_outputs

@@ -127,7 +127,7 @@ def _is_bare(group: Group, tensors: Any) -> bool:
 
 
 def _by_tensor(group: Group, argument: str, value: Any, bare: bool) -> list[Any]:
-    """For each tensor a list with an array per local rank or, if the value is `bare`, just the array."""
+    """Return, for each tensor, a list with one array per local rank or, if `value` is `bare`, the array itself."""
     of_ranks = [value] if bare else operands.per_rank(group, argument, value)
     for position, arrays in enumerate(of_ranks):
         name = argument if bare else f"{argument}[{position}]"
@@ -144,12 +144,12 @@ def _by_tensor(group: Group, argument: str, value: Any, bare: bool) -> list[Any]
 
 
 def _addresses(of_tensors: Sequence[Sequence[Operand]]) -> list[list[int]]:
-    """The addresses of the arrays, by tensor and local rank."""
+    """Return the addresses of the arrays, by tensor and local rank."""
     return [[operand.ptr for operand in of_tensor] for of_tensor in of_tensors]
 
 
 def _algorithms(group: Group, algo: str, nbytes: int) -> list[str]:
-    """The algorithms to try in turn: the workspace may be too small for the first one."""
+    """Return the algorithms to try one after another: the workspace may be too small for the first one."""
     if group.link is not None:
         if algo != "auto":
             raise ArgumentError("algo", f'"{algo}"', '"auto" for a group over several nodes')
@@ -163,7 +163,7 @@ def _algorithms(group: Group, algo: str, nbytes: int) -> list[str]:
 
 
 class InTurn:
-    """The launch sequences of several calls, one after another on each rank's stream."""
+    """A launch sequence that joins the launch sequences of several calls, one after another on each rank's stream."""
 
     def __init__(self, sequences: Sequence[LaunchSequence]) -> None:
         self._sequences = sequences
@@ -208,8 +208,8 @@ class _Call:
         return moved if group.link is None else traffic.of_nodes(group.nodes, moved, elements, group.link.places)
 
     def sequence(self, inputs: list[list[int]], outputs: list[list[int]]) -> tuple[LaunchSequence, list[Ready]]:
-        """The launch sequence for tensors at these addresses, by tensor and local rank, and its launches. At least one
-        tensor has an element."""
+        """Return the launch sequence for tensors at these addresses, by tensor and local rank, and the launches in it.
+        At least one tensor has an element."""
         counts = list(map(math.prod, self.shapes))
         some = [t for t, count in enumerate(counts) if count]
         counts = [counts[t] for t in some]

@@ -113,8 +113,8 @@ def allreduce_rmsnorm_fp8(
 
 
 def _algorithms(common: CallOptions, use_multimem: bool, rows: FusedRows, sent: int) -> list[str]:
-    """The algorithms to try in turn: the workspace may be too small for the first one. A row's owner sends `sent` bytes
-    of its results to each peer."""
+    """Return the algorithms to try one after another: the workspace may be too small for the first one. A row's owner
+    sends `sent` bytes of its results to each peer."""
     group, algo = common.group, common.algo
     if group.link is not None:
         return [nodes.algorithm(group, algo, use_multimem)]

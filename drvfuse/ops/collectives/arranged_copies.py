@@ -42,7 +42,7 @@ class PlaceScalesParams(ctypes.Structure):
 
 
 class ArrangedCopies:
-    """The copies and kernels of one call's scales, on all ranks."""
+    """The copies and kernels by which all ranks gather the scales of one call with algorithm "naive"."""
 
     def __init__(self, group: Group, part: MovePart) -> None:
         """Raises ArgumentError if the workspaces are too small for 16 bytes of each peer."""
@@ -79,13 +79,13 @@ class ArrangedCopies:
             launch(stream)
         for chunk in self._chunks:
             for position, peer, begin, nbytes, launch in chunk:
-                at, to = self._part.sources[peer].ptr + begin, self._slots[position][peer]
-                naive.copy(self._group, position, peer, to, at, nbytes, streams[position], captured)
+                source, target = self._part.sources[peer].ptr + begin, self._slots[position][peer]
+                naive.copy(self._group, position, peer, target, source, nbytes, streams[position], captured)
                 launch(streams[position])
 
     def _launch(self, position: int, peer: int, begin: int, size: int, most: int | None = None) -> Launch:
-        """The launch on rank `position` that stores `peer`'s scales: up to `most` bytes of `size` (None: all), from
-        byte `begin` on."""
+        """Return the launch on rank `position` that stores scales of rank `peer`: of these `size` bytes those from byte
+        `begin` on, at most `most` bytes (None: no limit)."""
         arrangement = self._part.arrangement
         assert arrangement is not None
         nbytes = size - begin if most is None else min(most, size - begin)

@@ -32,7 +32,7 @@ class CollectiveCall(Protocol):
         """A description of everything that must be equal on all ranks."""
 
     def traffic(self) -> Traffic:
-        """The bytes that the call moves over all ranks."""
+        """Return the bytes that the call moves over all ranks."""
 
 
 Call = TypeVar("Call", bound=CollectiveCall)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class ComparedFirst:
-    """A launch sequence that follows another kernel, which compares the rank's call with the calls of its peers.
+    """A launch sequence that begins with a kernel, which compares the rank's call with the calls of its peers.
 
-    Without a launch sequence only that kernel is launched. `launches` are the launches of the launch sequence.
+    The launches of `sequence` follow, if it is not None. `launches` does not contain the comparing kernel.
     """
 
     def __init__(self, checks: Sequence[Launch], sequence: LaunchSequence | None) -> None:
@@ -43,30 +43,30 @@ class ComparedFirst:
 def compared(
     group: Group, name: str, sequence: LaunchSequence | None, ready: Sequence[Ready]
 ) -> tuple[LaunchSequence | None, list[Ready]]:
-    """The launch sequence and launches of a call. If the group compares calls, they are changed so that the ranks
-    compare this call.
+    """Return the launch sequence and launches of a call. If the group compares calls, they are changed so that the
+    ranks compare this call.
 
     `name` describes everything that must be equal on all ranks, except the grid. A call whose kernels wait for no peer,
-    or that has no kernels, is compared by a kernel that is launched before it.
+    or that has no kernels, is compared by a separate kernel, which is launched first.
     """
     calls = group.calls
     if calls is None:
         return sequence, list(ready)
-    meets = bool(ready) and ready[0].planned.awaits_peers
-    if meets:
+    waits = bool(ready) and ready[0].planned.awaits_peers
+    if waits:
         name += f", {ready[0].planned.grid} blocks of {ready[0].planned.threads} threads"
     hash_ = calls.announce(name)
-    beside = meets and not calls.first
+    in_its_kernels = waits and not calls.first
     for one in ready:
         one.parameters.call.hash = hash_ if one.planned.compares else 0
-    if beside:
+    if in_its_kernels:
         return sequence, list(ready)
     checks = _checks(group, hash_)
     return ComparedFirst([one.launch for one in checks], sequence), [*ready, *checks]
 
 
 def _checks(group: Group, hash_: int) -> list[Ready]:
-    """For each local rank a launch of the kernel that compares calls."""
+    """Return, for each local rank, a launch of the kernel that compares calls."""
     planned = group.part(PlanCache).get(("check_call", faults.planted()), lambda: _planned(group))
     timeout = int(config.get("spin_timeout") * 1e9)
     found = [one.take() for one in planned]

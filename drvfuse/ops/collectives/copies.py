@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Copies:
-    """The launch sequence of a call: its copies on all ranks."""
+    """The launch sequence of a call that moves bytes by algorithm "naive": its copies on all ranks."""
 
     def __init__(self, group: Group, parts: Sequence[MovePart], staged: bool) -> None:
-        """`staged`: the call is in place and copies through the workspaces. Raises ArgumentError if these are too
-        small."""
+        """`staged`: the call is in place and copies through the workspaces. Raises ArgumentError if the workspaces
+        are too small."""
         self._group, self._parts = group, parts
         self._as_they_lie = [part for part in parts if part.arrangement is None]
         self._arranged = [ArrangedCopies(group, part) for part in parts if part.arrangement is not None]

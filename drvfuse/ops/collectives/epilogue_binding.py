@@ -20,8 +20,8 @@ class BoundEpilogue(EpilogueParameters):
     """An epilogue with a structure of parameters for each local rank."""
 
     def replaced(self, algo: str, parameters: dict[str, Any]) -> Self:
-        """A copy with some parameters replaced. ArgumentError if it would need another kernel, or if the parameters
-        differ by rank and `algo` does not allow that."""
+        """Return a copy with some parameters replaced. Raises ArgumentError if it would need another kernel, or if the
+        parameters differ by rank and `algo` does not allow that."""
         new = super().replaced(algo, parameters)
         if new.epilogue.differs_by_rank and algo in BY_OWNER:
             raise ArgumentError("parameters", "different by rank", f'the same on all ranks, as algo is "{algo}"')
@@ -37,7 +37,7 @@ def bind(group: Group, epilogue: Epilogue) -> BoundEpilogue:
 
 
 def read_by(sources: Sequence[Operand], epilogue: BoundEpilogue | None) -> Sequence[Operand]:
-    """All arrays that a call reads on the local ranks: its inputs and those of its epilogue."""
+    """Return all arrays that a call reads on the local ranks: its inputs and those of its epilogue."""
     if epilogue is None:
         return sources
     return [*sources, *(operand for of_rank in epilogue.operands for operand in of_rank)]

@@ -35,8 +35,8 @@ class FusedRows:
     and `head` is 0, as it is without heads. In all cases `normed` columns are normed together.
 
     `full` is the shape of arrays with all columns of the rows that a rank gets. `each` is the shape of arrays with one
-    value for every `normed` columns. `counts` are the rows that each rank of the group gets, as the kernel counts rows;
-    it is empty where every rank gets all rows.
+    value for every `normed` columns. `counts` are the numbers of kernel rows that each rank of the group gets;
+    `counts` is empty if every rank gets all rows.
     """
 
     inputs: list[Operand]
@@ -50,8 +50,8 @@ class FusedRows:
 
     @classmethod
     def of(cls, inputs: list[Operand], head_columns: Any) -> FusedRows:
-        """The rows of these inputs, for an op by which every rank gets all rows. Raises ArgumentError for a dtype, a
-        shape or a length of heads that no kernel supports."""
+        """Return the rows of these inputs, for an op by which every rank gets all rows. Raises ArgumentError for a
+        dtype, a shape or a length of heads that no kernel supports."""
         first = inputs[0]
         options.one_of(f"dtype of {first.name}", first.dtype.name, INPUT_DTYPES)
         each, normed = _rows(first, head_columns)
@@ -62,8 +62,8 @@ class FusedRows:
         return cls(inputs, math.prod(each), normed, 0, normed, shape, each)
 
     def split(self, group: Group, splits: Any) -> FusedRows:
-        """The same rows, for an op by which rank r gets `splits[r]` of them; with None the ranks get numbers of rows
-        that are as equal as possible. Raises ArgumentError for splits whose sum is not the number of rows."""
+        """Return the same rows, for an op by which rank r gets `splits[r]` of them; with None the ranks get numbers of
+        rows that are as equal as possible. Raises ArgumentError for splits whose sum is not the number of rows."""
         assert isinstance(self.each, tuple)
         shape = self.inputs[0].shape
         heads = self.each[len(shape) - 1 :]  # () without heads
@@ -79,7 +79,7 @@ class FusedRows:
 
     @property
     def input_bytes(self) -> int:
-        """The number of bytes that a row of the kernel has in an input."""
+        """The number of bytes in an input that belong to one row of the kernel."""
         return self.columns * self.dtype.itemsize
 
 
@@ -106,7 +106,7 @@ class NormArguments:
         epsilon: Any,
         weight_offset: Any,
     ) -> NormArguments:
-        """The checked arguments that the caller gave under these names. Raises ArgumentError."""
+        """Return the checked arguments that the caller gave under these names. Raises ArgumentError."""
         either = dict.fromkeys((rows.dtype.name, "float32"))
         weights = _like(group, "gammas", gammas, (rows.normed,), either)
         added = [] if residuals is None else _like(group, "residuals", residuals, rows.full, either)
@@ -119,15 +119,16 @@ class NormArguments:
 
     @property
     def arrays(self) -> list[list[Operand]]:
-        """The lists of arrays that are not empty."""
+        """The lists `gammas`, `betas` and `residuals`, without those that are empty."""
         return [of_ranks for of_ranks in (self.gammas, self.betas, self.residuals) if of_ranks]
 
 
 def quantisation_of(
     rows: FusedRows, quantisation: Any, out_dtype: Any, scales_dtype: Any, scale_ub: Any
 ) -> Quantisation:
-    """The quantisation that the caller asked for: the object `quantisation`, or quantisation per row as the other three
-    arguments describe it. Raises ArgumentError if both are given, or if the quantisation does not fit the rows."""
+    """Return the quantisation that the caller asked for: the object `quantisation`, or quantisation per row as the
+    other three arguments describe it. Raises ArgumentError if both are given, or if the quantisation does not fit the
+    rows."""
     if quantisation is None:
         return _per_row(rows.dtype, out_dtype, scales_dtype, scale_ub)
     require_kind("quantisation", quantisation, Quantisation, "a drvfuse.Quantisation or None")
@@ -140,7 +141,8 @@ def quantisation_of(
 
 
 def _per_row(dtype: DType, out_dtype: str | DType, scales_dtype: str | DType, scale_ub: float) -> Quantisation:
-    """The quantisation per row that these arguments describe for inputs of `dtype`; none for outputs of `dtype`."""
+    """Return the quantisation per row that these arguments describe for inputs of `dtype`; none for outputs of
+    `dtype`."""
     out = dtypes.get(out_dtype, "out_dtype")
     options.one_of("out_dtype", out.name, (*dtypes.FP8, dtype.name))
     scales = dtypes.get(scales_dtype, "scales_dtype")
@@ -150,8 +152,8 @@ def _per_row(dtype: DType, out_dtype: str | DType, scales_dtype: str | DType, sc
 
 
 def _rows(first: Operand, head_columns: int | None) -> tuple[tuple[int, ...], int]:
-    """The shape of an array with one value for each row or head that is normed, and the number of columns of a row or
-    head, for inputs like `first`."""
+    """Return two values for inputs like `first`: the shape of an array with one value for each row or head that is
+    normed, and the number of columns of a row or head."""
     shape = first.shape
     if head_columns is None:
         if not shape or not 1 <= shape[-1] <= plans.MAX_COLUMNS:
@@ -167,7 +169,8 @@ def _rows(first: Operand, head_columns: int | None) -> tuple[tuple[int, ...], in
 
 
 def _like(group: Group, argument: str, value: Any, shape: Shapes, names: Iterable[str]) -> list[Operand]:
-    """The caller's arrays of that shape, one per local rank, whose common dtype must be one of `names`."""
+    """Return the caller's arrays, one per local rank. They must have the shape `shape`, and their common dtype must be
+    one of `names`."""
     found = operands.of_ranks(group, argument, value, shape, None, "as the inputs require")
     if found[0].dtype.name not in names:
         wanted = f"of dtype {' or '.join(names)}, as the inputs require"

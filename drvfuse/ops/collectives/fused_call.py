@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One fused call: its launch sequence and its launches, by algorithm."""
+"""One fused call: its properties, and the launch sequence that follows from them for each algorithm."""
 
 from __future__ import annotations
 
@@ -48,8 +48,9 @@ class Addresses(NamedTuple):
 class FusedCall:
     """The properties of one fused call that are the same on every rank. `shape` is the shape of the inputs.
 
-    `rows` and `columns` are those of the kernel's rows (`FusedRows`). If the rows are split among the ranks, `counts`
-    has the number of rows of each rank, and `rows` is the largest of these numbers; otherwise `counts` is empty.
+    `rows` is the number of rows of the kernel, and `columns` the length of such a row (`FusedRows`). If the rows are
+    split among the ranks, `counts` has the number of rows of each rank, and `rows` is the largest of these numbers;
+    otherwise `counts` is empty.
     """
 
     options: CallOptions
@@ -95,8 +96,8 @@ class FusedCall:
 
     @property
     def clusters(self) -> bool:
-        """Whether the blocks of a cluster may share a row. With heads a cluster would bring nothing, as no sum is over
-        a whole row."""
+        """Whether the blocks of a cluster may share a row. With heads they may not: each sum is over one head, so a
+        cluster would gain nothing."""
         return plan.capability(self.options.group) >= push.CLUSTER_CAPABILITY and not self.form.head
 
     @property
@@ -136,7 +137,8 @@ class FusedCall:
         return total if joined is None else traffic.of_nodes(self.options.group.nodes, total, elements, joined.places)
 
     def _padding(self) -> int:
-        """The bytes by which a row of results and its scales grow when they are sent in whole packs and words."""
+        """Return the bytes by which a row of results and its scales grow when they are sent in whole packs and
+        words."""
         work = self._kernel().work
         sent = work.sent_bytes(-(-self.columns * self.dtype.itemsize // plans.PACK_BYTES))
         own = self.output_bytes + (self.columns * self.dtype.itemsize if self.form.normed else 0)
@@ -144,7 +146,8 @@ class FusedCall:
         return sent - own + scales
 
     def sequence(self, arrays: Sequence[Addresses]) -> tuple[LaunchSequence, list[Ready]]:
-        """The launch sequence for at least one row, with the arrays of each local rank, and its launches."""
+        """Return the launch sequence of a call with at least one row, and the launches in it. `arrays[i]` has the
+        addresses for local rank i."""
         inputs = [of_rank.input for of_rank in arrays]
         if self.algo == "naive":
             return self._naive(arrays, inputs)
@@ -202,7 +205,7 @@ class FusedCall:
         )
 
     def _key(self, rows: int) -> tuple[object, ...]:
-        """Everything that the plan for this number of rows depends on, except the group."""
+        """Return everything that the plan for this number of rows depends on, except the group."""
         types = self.dtype.name, self.out_dtype.name, self.scales_dtype.name, self.gamma_dtype.name, self.form
         common = self.options
         options = (self.staged, self.residual, common.blocks, common.alone, self.multimem is not None)
@@ -211,8 +214,8 @@ class FusedCall:
     def _ready(
         self, table: Sequence[Sequence[int]], arrays: Sequence[Addresses], rows: int, first: int = 0
     ) -> list[Ready]:
-        """Launches for `rows` rows from row `first` on, which lie at `arrays`; rank i sums what lies at the addresses
-        `table[i]`."""
+        """Return launches for `rows` rows from row `first` on, whose addresses are `arrays`; rank i sums from the
+        addresses `table[i]`."""
         inputs = [own.input for own in arrays]
         group, pdl, trace = self.options.group, self.options.pdl, self.options.trace
         found = plan.take(group, self._key(rows), lambda: self._plan(rows), table, inputs, pdl, trace)
@@ -228,7 +231,7 @@ class FusedCall:
         return found
 
     def _kernel(self) -> CollectiveKernel:
-        """The kernel, with the defaults for all fields that depend on the number of rows."""
+        """Return the kernel, with the defaults for all fields that depend on the number of rows."""
         across = self.options.group.link is not None
         return self.kind(
             op="allreduce_rmsnorm_fp8",

@@ -23,7 +23,7 @@ class FormParams(FusedParams):
 
 @functools.cache
 def params_of(base: type[FusedParams], form: NormForm) -> type[FusedParams]:
-    """The parameters of a kernel of the form `form`: the fields that `FormParams` adds, if any, and those of
+    """Return the parameters of a kernel of the form `form`: the fields that `FormParams` adds, if any, and those of
     `base`."""
     if not form.has_more:
         return base

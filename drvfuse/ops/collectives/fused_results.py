@@ -40,7 +40,7 @@ class _Wanted(NamedTuple):
     alignment: int = operands.VECTOR
 
     def targets(self, group: Group) -> list[Operand]:
-        """The caller's arrays, checked; an empty list if the caller gave none."""
+        """Return the caller's arrays, checked; an empty list if the caller gave none."""
         if self.given is None:
             return []
         why = "as the other arguments require"
@@ -74,8 +74,8 @@ class FusedResults:
         normed_outputs: Any,
         residual_outputs: Any,
     ) -> FusedResults:
-        """The results that the caller asked for by the arguments of these names. Raises ArgumentError for an array that
-        does not fit, and for an array whose result the call does not have."""
+        """Return the results that the caller asked for by the arguments of these names. Raises ArgumentError if an
+        array does not fit, or is given for a result that this call does not have."""
         out = quantisation.output_dtype(rows.dtype)
         scales_shape = _each(lambda each: quantisation.scales_shape(each, rows.normed), rows.each)
         if scales is not None and scales_shape is None:
@@ -105,7 +105,7 @@ class FusedResults:
     def allocate(
         self, group: Group, queues: Sequence[Stream], bare: bool
     ) -> tuple[dict[str, list[Operand]], NormResult]:
-        """The arrays to write, by argument and local rank, and the call's result.
+        """Return the arrays to write, by argument and local rank, and the call's result.
 
         Arrays that the caller did not give are allocated in the order of the streams `queues`. `bare`: the result has
         bare arrays in place of lists."""
@@ -119,7 +119,8 @@ class FusedResults:
 
 
 def _each(function: Callable[[tuple[int, ...]], Any], shapes: Shapes) -> Any:
-    """`function` of a shape, or a list with its values for a list of shapes; None if one of the values is None."""
+    """Return `function` of a shape, or a list with its values for a list of shapes; None if one of the values is
+    None."""
     if not isinstance(shapes, list):
         return function(shapes)
     found = [function(shape) for shape in shapes]

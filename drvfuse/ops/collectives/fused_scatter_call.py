@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One reduce-scatter with norm: its launch sequence and its launches, by algorithm."""
+"""One reduce-scatter with norm: its properties, and the launch sequence that follows from them for each algorithm."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ class FusedScatterCall(FusedCall):
         return summed + traffic.Traffic(written, 0)
 
     def sequence(self, arrays: Sequence[Addresses]) -> tuple[LaunchSequence, list[Ready]]:
-        """The launch sequence for at least one row, with the arrays of each local rank, and its launches."""
+        """Return the launch sequence of a call with at least one row, and the launches in it. `arrays[i]` has the
+        addresses for local rank i."""
         inputs = [of_rank.input for of_rank in arrays]
         if self.algo == "naive":
             return self._naive(arrays, inputs)
@@ -120,8 +121,8 @@ class FusedScatterCall(FusedCall):
         return AcrossNodes(group, stages), every
 
     def _kernel(self) -> CollectiveKernel:
-        """The kernel, with the defaults for all fields that depend on the number of rows. Over several nodes it is the
-        kernel that adds the nodes' partial sums."""
+        """Return the kernel, with the defaults for all fields that depend on the number of rows. Over several nodes it
+        is the kernel that adds the nodes' partial sums."""
         if self.options.group.link is None:
             return super()._kernel()
         finishing = replace(self, algo="naive", staged=False)
@@ -136,7 +137,7 @@ class FusedScatterCall(FusedCall):
                 one.parameters.all_rows = self.counts[rank.index]
 
     def _key(self, rows: int) -> tuple[object, ...]:
-        """Everything that the plan for this number of rows depends on, except the group."""
+        """Return everything that the plan for this number of rows depends on, except the group."""
         return (*super()._key(rows), self.counts)
 
     def _plan(self, rows: int) -> plan.Plan:

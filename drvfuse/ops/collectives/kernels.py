@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernels of the collectives are compiled for."""
+"""The compile-time settings of the kernels of the collectives."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MULTIMEM_CAPABILITY = (9, 0)
 
 @dataclass(frozen=True)
 class CollectiveKernel:
-    """What a kernel is compiled for.
+    """The compile-time settings of a kernel.
 
     `packs`: the 16-byte packs that a thread has in flight (all-reduce) or holds of a row (fused), from
     `plans.collectives`. `ragged`: the elements (all-reduce) or columns (fused) do not fill whole packs. `staged`:
@@ -39,9 +39,9 @@ class CollectiveKernel:
     `cu/common/epilogue.cuh` says, or "" for none. The fused op's output dtype is its input's (no quantisation), an FP8
     type or FP4; `form` describes its other variants.
 
-    For push algorithms (`plans.push`): `cluster` blocks of `threads` threads share a row; with `exact` every thread has
-    all its packs; a block sends `depth` units ahead; `relays`: in the last of several rounds an owner executes a fence
-    before it sends its first result (`cu/sync/push.cuh`).
+    For push algorithms (`plans.push`): `cluster` blocks of `threads` threads share a row. `exact`: no thread has
+    fewer than `packs` packs. A block sends `depth` units ahead of the unit that it sums. `relays`: in the last of
+    several rounds an owner executes a fence before it sends its first result (`cu/sync/push.cuh`).
 
     `multimem`: the kernel sums and stores through multicast memory (one_stage and two_stage) and stages inputs there.
     `to_outputs`: the outputs lie there too, which needs inputs that are not staged.
@@ -49,7 +49,8 @@ class CollectiveKernel:
     `nodes`: the sources are the partial sums of nodes (two_stage, not staged), which a kernel of the op "node_sums" has
     written. That kernel has `algo` "two_stage" too, may be staged, and its `out_dtype` is `dtype`.
 
-    `compares`: the kernel tells its peers which call it belongs to, and compares theirs (`cu/sync/calls.cuh`).
+    `compares`: the kernel sends its peers a word that identifies the call, and compares it with the words of the peers
+    (`cu/sync/calls.cuh`).
     `traced`: if not 0, the kernel has a last argument `TraceParams`, and a block records up to that number of words.
     `fault`: the fault that is planted in the kernel (`ops.call.faults`).
     """
@@ -119,7 +120,7 @@ class CollectiveKernel:
 
     @property
     def work(self) -> Work:
-        """The properties that plans depend on."""
+        """The properties of this kernel that plans depend on."""
         sizes = self.dtype.itemsize, self.out_dtype.itemsize
         return Work(
             self.op,
@@ -209,6 +210,6 @@ def _check(argument: str, got: object, allowed: tuple[object, ...] | range) -> N
 
 
 def check_call(ranks: int) -> Specialisation:
-    """How the kernel that compares the calls of `ranks` ranks is compiled."""
+    """Return how the kernel that compares the calls of `ranks` ranks is compiled."""
     fixed = tuple((workspace.defines() | {"DRVFUSE_RANKS": ranks, "DRVFUSE_COMPARES": 1}).items())
     return Specialisation("collectives", "check_call", fixed)

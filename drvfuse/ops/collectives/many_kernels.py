@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernels of `allreduce_many` are compiled for, and their parameters, byte for byte as in the `.cu` files."""
+"""The compile-time settings of the kernels of `allreduce_many`, and their parameters, byte for byte as in the `.cu`
+files."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ class ManyCall(ctypes.Structure):
 
     @classmethod
     def of(cls, counts: Sequence[int], width: int, begin: int = 0) -> ManyCall:
-        """The call for tensors with these numbers of elements, `width` to a pack. Pack `begin` of the sequence of all
-        tensors is pack 0 of the call."""
+        """Return the call for tensors with these numbers of elements, `width` to a pack. Pack `begin` of the sequence
+        of all tensors is pack 0 of the call."""
         made = cls()
         made.counts[: len(counts)] = counts
         first = [at - begin for at in itertools.accumulate((0, *(ceil_div(count, width) for count in counts[:-1])))]

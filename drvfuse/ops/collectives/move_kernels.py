@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernels that move bytes are compiled for, and their parameters, as in cu/collectives/moves.cuh."""
+"""The compile-time settings of the kernels that move bytes, and their parameters, as in cu/collectives/moves.cuh."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .params import Call, PushCall
 ALGOS = ("push", "pull", "put")
 ALGORITHMS = ("auto", *ALGOS, "naive")
 RELAY = "relay"
-"""The algorithm that only broadcasts over three ranks or more have."""
+"""An algorithm of broadcasts only, on at least three ranks."""
 
 
 @dataclass(frozen=True)
 class MoveKernel:
-    """What a kernel is compiled for.
+    """The compile-time settings of a kernel that moves bytes.
 
     `algo` is one of `ALGOS` or `RELAY`. `same`: a rank sends the same bytes to all ranks. `staged`: bytes go through
     the workspaces (put and pull only). `arranged`: scales are rearranged as `plans.arranged_scales` says (not with
@@ -77,13 +77,13 @@ class MoveKernel:
 
 
 class Move(ctypes.Structure):
-    """`struct Move`."""
+    """`struct Move` of cu/collectives/moves.cuh."""
 
     _fields_ = (("source", ctypes.c_int64), ("target", ctypes.c_int64), ("nbytes", ctypes.c_int64))
 
 
 class Moved(ctypes.Structure):
-    """`struct Moved`."""
+    """`struct Moved` of cu/collectives/moves.cuh: the rows or the scales of a call, as one rank moves them."""
 
     _fields_ = (
         ("input", ctypes.c_uint64),
@@ -94,9 +94,9 @@ class Moved(ctypes.Structure):
     )
 
     def tailor(self, table: moves.Moves, ranks: Sequence[int], place: int) -> None:
-        """Write the moves between rank `ranks[place]` and each of `ranks`. Index d of `sent` is for the rank d places
-        further on in `ranks`, index d of `received` for the rank d places before. The table has the moves of all ranks
-        of the group."""
+        """Write the moves between rank `ranks[place]` and each of `ranks`. Entry d of `sent` is for the rank d places
+        after `ranks[place]` (cyclically), entry d of `received` for the rank d places before it. The table has the
+        moves of all ranks of the group."""
         own = ranks[place]
         for distance in range(len(ranks)):
             self.sent[distance] = Move(*table[own][ranks[(place + distance) % len(ranks)]])
@@ -104,7 +104,7 @@ class Moved(ctypes.Structure):
 
     @property
     def offsets(self) -> int:
-        """The bitwise "or" of all offsets in the own input and output, and of all sizes."""
+        """The bitwise "or" of all sizes, and of all offsets in this rank's input and output."""
         found = 0
         for sent, received in zip(self.sent, self.received, strict=True):
             found |= sent.source | sent.nbytes | received.target | received.nbytes
@@ -121,8 +121,8 @@ class Arrangement(ctypes.Structure):
     )
 
     def tailor(self, arrangement: arranged_scales.Arrangement, ranks: Sequence[int], place: int) -> None:
-        """Write the first row and the number of rows of `ranks`: index d is for the rank d places before
-        `ranks[place]`."""
+        """Write the first row and the number of rows of each of `ranks`. Entry d is for the rank d places before
+        `ranks[place]` (cyclically)."""
         self.rows, self.groups = arrangement.total, arrangement.groups
         self.itemsize, self.tiles = arrangement.itemsize, int(arrangement.tiles)
         for distance in range(len(ranks)):
@@ -131,7 +131,7 @@ class Arrangement(ctypes.Structure):
 
 
 class MoveParams(ctypes.Structure):
-    """`struct MoveParams`."""
+    """`struct MoveParams` of cu/collectives/moves.cuh."""
 
     _fields_ = (
         ("call", Call),
@@ -144,7 +144,7 @@ class MoveParams(ctypes.Structure):
 
 
 class MovePushParams(MoveParams):
-    """`struct MovePushParams`."""
+    """`struct MovePushParams` of cu/collectives/move_slots.cuh."""
 
     _fields_ = (  # type: ignore[assignment]  # follow the fields of the base
         ("push", PushCall),

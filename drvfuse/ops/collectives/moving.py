@@ -45,13 +45,13 @@ class MovePart:
     from_payloads, to_payloads = False, False  # whether the sources or the targets are payloads of workspaces
 
     def reachable(self, group: Group, targets: bool) -> bool:
-        """Whether the kernels of a rank's peers can access its target where it lies or, without `targets`, its
-        source."""
+        """Whether kernels can directly access the targets of all ranks of the node or, without `targets`, the sources
+        of these ranks."""
         return plan.readable_by_peers(group, self.targets if targets else self.sources)
 
     def far(self, group: Group, rank: int, targets: bool) -> list[int]:
-        """The addresses of peers' arrays, from the rank's neighbour on: the targets of the ranks to which a rank sends
-        or, without `targets`, the sources of the ranks from which it receives."""
+        """Return the addresses of peers' arrays, by distance from rank `rank`: the targets of the ranks to which it
+        sends or, without `targets`, the sources of the ranks from which it receives."""
         peers, place = group.layout.ranks(group.layout.of[rank]), group.layout.place(rank)
         step, found = (1, self.targets) if targets else (-1, self.sources)
         return [found[peers[(place + step * d) % len(peers)]].ptr for d in range(1, len(peers))]
@@ -66,7 +66,7 @@ def options(
     trace: Trace | None,
     more: Sequence[str] = (),
 ) -> CallOptions:
-    """The checked options of `op`. `more` are its algorithms besides `ALGORITHMS`.
+    """Return the checked options of `op`. `more` are its algorithms besides `ALGORITHMS`.
 
     Raises Unsupported for an algorithm that the devices cannot run, and what `require_moves` raises.
     """
@@ -79,7 +79,7 @@ def options(
 
 
 def lengths(argument: str, value: Any, ranks: int) -> tuple[int, ...]:
-    """The number of rows of each rank: the caller's list `value`, checked. Raises ArgumentError, which names
+    """Return the number of rows of each rank: the caller's list `value`, checked. Raises ArgumentError, which names
     `argument`."""
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -104,8 +104,8 @@ def outputs(
     why: str,
     alignment: int = 1,
 ) -> tuple[list[Operand], list[Any]]:
-    """The arrays to write: those that the caller gave for `argument`, or new ones. They are returned as operands and as
-    the objects that the call returns. `shape` may be a list with a shape for each local rank."""
+    """Return the arrays to write: those that the caller gave for `argument`, or new ones. They are returned as operands
+    and as the objects that the call returns. `shape` may be a list with a shape for each local rank."""
     targets = []
     if given is not None:
         targets = operands.of_ranks(group, argument, given, shape, dtype, why, alignment=alignment, writable=True)
@@ -180,7 +180,7 @@ class MoveCall:
         return moves.traffic(self.work, self.algo, self.staged)
 
     def algorithms(self) -> list[str]:
-        """The algorithms to try in turn: the workspace may be too small for the first one."""
+        """Return the algorithms to try one after another: the workspace may be too small for the first one."""
         group, algo = self.common.group, self.common.algo
         if algo == RELAY and self.work.ranks < 3:
             return ["push"]
@@ -188,11 +188,11 @@ class MoveCall:
             return [algo]
         if not group.peers_readable:
             return ["naive"]
-        # the quicker one first, as docs/performance.md shows
+        # the quicker algorithm first, as docs/performance.md shows
         best = ("pull", "put") if self.work.root is not None else ("put", "pull")
-        behind_barriers = next((algo for algo in best if self.direct(algo)), "pull")
-        staged, costs = not self.direct(behind_barriers), group.part(Tuned).costs
-        return [moves.algorithm(costs, self.work, behind_barriers, staged), behind_barriers]
+        with_barriers = next((algo for algo in best if self.direct(algo)), "pull")
+        staged, costs = not self.direct(with_barriers), group.part(Tuned).costs
+        return [moves.algorithm(costs, self.work, with_barriers, staged), with_barriers]
 
     def direct(self, algo: str) -> bool:
         """Whether the bytes go directly from inputs to outputs, without staging."""
@@ -211,10 +211,10 @@ class MoveCall:
         return Direct([one.launch for one in ready]), ready
 
     def ready(self) -> list[Ready]:
-        """The launches of all local ranks, for an algorithm other than "naive"."""
+        """Return the launches of all local ranks, for an algorithm other than "naive"."""
         group, common = self.common.group, self.common
         own = [source.ptr for source in self.parts[0].sources]
-        # on one node `work` has the same tables
+        # not needed on one node: `work`, which is in the key too, then has the same tables
         tables = () if group.link is None else tuple(part.table for part in self.parts)
         key = ("move", self.work, tables, self.algo, self.staged, common.blocks, common.alone)
         ready = plan.take(group, key, self._plan, [[]] * len(own), own, common.pdl, common.trace)

@@ -20,7 +20,7 @@ NAMES = {"one_stage": "multimem_one_stage", "two_stage": "multimem_two_stage"}
 
 
 def algorithm(group: Group, algo: str, forms: Sequence[str]) -> str:
-    """The one of `forms` that `algo` asks for; "auto" means the last.
+    """Return the one of `forms` that `algo` asks for; "auto" means the last.
 
     Raises ArgumentError for another algorithm, and Unsupported if the group may not or cannot use multicast.
     """
@@ -49,9 +49,9 @@ class Placement:
     def of(
         cls, group: Group, streams: Sequence[Stream], inputs: Sequence[int], outputs: Sequence[int], nbytes: int
     ) -> Placement:
-        """The placement of arrays of `nbytes` bytes at these addresses, one per local rank. An empty list stands for
+        """Return the placement of arrays of `nbytes` bytes at these addresses, one per local rank. An empty list means
         arrays that are always staged."""
-        if nbytes % _WORD or not inputs:  # the last element may share a word with the memory after the array
+        if nbytes % _WORD or not inputs:  # staged, as the last word may include memory after the array
             return cls(group, streams, None, None)
         source = group.multicast_at(inputs, nbytes)
         target = group.multicast_at(outputs, nbytes) if outputs and source is not None else None

@@ -2,7 +2,7 @@
 """The launch sequence of algorithm "naive": copies between devices and a local kernel, ordered by events in the
 streams.
 
-It needs peer access only during a graph capture. Chunk by chunk every rank copies the others' inputs to its own
+It needs peer access only during a graph capture. Chunk by chunk every rank copies its peers' inputs to its own
 workspace, waits until all ranks have copied, and sums. Because of that wait a call may be in place, and an input is
 free when its rank's kernel has completed: no peer reads the input after that.
 """
@@ -34,8 +34,8 @@ class Chunk:
 
 
 def sources(group: Group, position: int, own: int, slot: int, offset: int = 0) -> list[int]:
-    """The addresses from which rank `position` sums, by rank: its own input at `own`, and its slots, which hold the
-    parts of the other ranks' inputs.
+    """Return the addresses from which rank `position` sums, by rank: its own input at `own`, and its slots, which hold
+    the parts of the other ranks' inputs.
 
     `offset` bytes are subtracted from each address: the kernel gets addresses of whole tensors and adds the offset of
     the part itself.
@@ -47,7 +47,7 @@ def sources(group: Group, position: int, own: int, slot: int, offset: int = 0) -
 
 
 class Naive:
-    """The launch sequence of a naive call: its copies and kernels."""
+    """The launch sequence of a call by algorithm "naive": its copies and kernels."""
 
     def __init__(self, group: Group, inputs: Sequence[int], slot: int, chunks: Sequence[Chunk]) -> None:
         """`inputs` are the addresses of the ranks' inputs. A chunk has up to `slot` bytes of each input."""
@@ -72,8 +72,8 @@ class Naive:
             for position, (stream, (offset, nbytes)) in enumerate(zip(streams, chunk.copies, strict=True)):
                 for peer, source in enumerate(self._inputs):
                     if peer != position and nbytes:
-                        to = self._slots[position][peer]
-                        copy(self._group, position, peer, to, source + offset, nbytes, stream, captured)
+                        target = self._slots[position][peer]
+                        copy(self._group, position, peer, target, source + offset, nbytes, stream, captured)
             meet(self._copied, streams)
             for launch, stream in zip(chunk.launches, streams, strict=True):
                 launch(stream)
@@ -100,7 +100,7 @@ def require_access(group: Group, inputs: Sequence[int], nbytes: Sequence[int]) -
             if peer != position and size and not copyable_by(source, size, rank.device):
                 raise Unsupported(
                     f'algo="naive" in a graph capture needs inputs that every device of the group has access to, '
-                    f"and device {rank.device.index} has none to inputs[{peer}]; outside a capture it copies them"
+                    f"and device {rank.device.index} cannot access inputs[{peer}]; launch the call outside a capture"
                 )
 
 
@@ -115,13 +115,14 @@ def meet(events: Sequence[Event], streams: Sequence[Stream]) -> None:
 
 
 def copy(
-    group: Group, position: int, peer: int, to: int, what: int, nbytes: int, stream: Stream, captured: bool
+    group: Group, position: int, peer: int, target: int, source: int, nbytes: int, stream: Stream, captured: bool
 ) -> None:
-    """Copy `nbytes` at `what` on the device of rank `peer` to `to` on the device of rank `position`, on its stream."""
+    """Copy `nbytes` bytes from address `source` on the device of rank `peer` to address `target` on the device of rank
+    `position`. `stream` is a stream of rank `position`."""
     device = group.ranks[position].device
     with device.use():
         if captured or peer == position:  # in a capture cuMemcpyPeerAsync is refused
-            device.driver.cuMemcpyDtoDAsync(to, what, nbytes, stream.handle)
-        else:  # unlike cuMemcpyDtoDAsync, this copies also memory that the device cannot access
+            device.driver.cuMemcpyDtoDAsync(target, source, nbytes, stream.handle)
+        else:  # unlike cuMemcpyDtoDAsync, it can copy memory that the device cannot access
             holder = group.ranks[peer].device
-            device.driver.cuMemcpyPeerAsync(to, device.context, what, holder.context, nbytes, stream.handle)
+            device.driver.cuMemcpyPeerAsync(target, device.context, source, holder.context, nbytes, stream.handle)

@@ -31,8 +31,8 @@ def sequence(
     inputs: Sequence[Sequence[int]],
     outputs: Sequence[Sequence[int]],
 ) -> tuple[LaunchSequence, list[Ready]]:
-    """The launches for tensors t of `counts[t]` >= 1 elements, which lie at `inputs[t][i]` and `outputs[t][i]` on local
-    rank i."""
+    """Return the launch sequence and the launches for tensors t of `counts[t]` >= 1 elements, which lie at
+    `inputs[t][i]` and `outputs[t][i]` on local rank i."""
     group, width = options.group, plans.PACK_BYTES // dtype.itemsize
     share = shares.Share(1, width, plans.PACK_BYTES, group.layout.inside, link(group).places, staged=True)
     ragged = any(plans.ragged(count, dtype.itemsize) for count in counts)
@@ -63,7 +63,7 @@ def sequence(
 
 
 def _results(options: CallOptions, dtype: DType, ragged: bool, chunk: shares.Chunk, many: ManyCall) -> plan.Plan:
-    """The plan of the kernel after the exchange."""
+    """Return the plan of the kernel after the exchange."""
     count = chunk.items * chunk.share.width
     shape = plans.allreduce_launch(count, dtype.itemsize, chunk.share.inside, nodes.ALGORITHM, options.blocks)
     spec = ManyKernel(

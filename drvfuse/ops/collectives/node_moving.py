@@ -5,19 +5,19 @@
 asked for. In a step between nodes the engine exchanges bytes, from where they lie to their place in the outputs.
 
 Memory ordering. The stages of a rank follow one another in its stream. So a kernel reads what the previous exchange has
-received, and an exchange sends what the previous kernel has left in this rank's memory. What peers store there by a
-kernel is complete when this rank's kernel of the same step is complete, and they begin to store when that kernel has
-begun (move.cu, move_push.cu). So a payload is written again only after the exchange that reads it.
+received, and an exchange sends what the previous kernel has left in this rank's memory. In a step inside the node, the
+kernels of peers store to this memory only while this rank's kernel of the step runs (move.cu, move_push.cu). So a
+payload is written again only after the exchange that reads it.
 
-Peers may still read a payload as staging when the kernel that staged there has ended: on one node the next call stages
-in the other half. So a kernel that stores to a payload comes after a barrier of the node's ranks: "put" begins with
-one, and "push", which has none, follows a kernel that only passes barriers.
+Peers may still read a payload as staging when the kernel that staged there has ended. On one node this does no harm, as
+the next call stages in the other half. Here a kernel that stores to a payload comes after a barrier of the node's
+ranks: "put" begins with one, and "push", which has none, follows a kernel that only passes barriers.
 
-Scales by column or in tiles are received in payloads, since those of a rank do not stay together in an output. The
-exchange that stores them there follows a kernel of the call that begins with a barrier and stages nothing, or else a
-kernel that only passes barriers. The kernels that rearrange the scales pull them from the payloads directly, and end
-with a barrier: then no peer reads the payload any more, and the next chunk may be received. The kernels of the rows,
-which may stage in the payloads, come last.
+Scales by column or in tiles are received in payloads, since the scales of a rank are not contiguous in an output. This
+exchange follows a kernel of the call that begins with a barrier and stages nothing, or else a kernel that only passes
+barriers. The kernels that rearrange the scales pull them directly from the payloads, and end with a barrier. After it
+no peer reads the payload any more, and the next chunk may be received. The kernels of the rows, which may stage in the
+payloads, come last.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class FromPayloads(MovePart):
 
 
 class _NoRows(FromPayloads):
-    """The part of the rows in a step that moves scales alone."""
+    """A part without bytes, in place of the rows, for a step that moves only scales."""
 
     to_payloads = True
 
 
 def _far_payloads(group: Group, rank: int, direction: int) -> list[int]:
-    """The payloads of the peers of a rank, from its neighbour in the direction `direction` (1 or -1) on."""
+    """Return the payloads of a rank's peers, from its neighbour in the direction `direction` (1 or -1) on."""
     peers, place = group.layout.ranks(group.layout.of[rank]), group.layout.place(rank)
     others = [peers[(place + direction * distance) % len(peers)] for distance in range(1, len(peers))]
     return [group.workspace.pointers[peer] + PAYLOAD_OFFSET for peer in others]
@@ -173,7 +173,7 @@ class NodeMoveCall:
         return AcrossNodes(self.common.group, stages), every
 
     def _kernel(self, step: Inside) -> MoveCall:
-        """The kernel of a step, by an algorithm for which the workspace is large enough."""
+        """Return the kernel of a step, by an algorithm for which the workspace is large enough."""
         group = self.common.group
         if step.source is Place.PAYLOAD:
             return self._rearranging(step)
@@ -186,7 +186,7 @@ class NodeMoveCall:
                 found.append(MovePart(sources, part.targets, table))
         hazard = self.in_place_hazard and step.target is Place.OUTPUT
         common = self.common
-        if common.algo == RELAY and step.root is None:  # a relay needs one source of the bytes
+        if common.algo == RELAY and step.root is None:  # a relay is only for bytes of one rank
             common = replace(common, algo="push")
         call = MoveCall(self.text, common, found, node_moves.work_of(step, self.ranks), hazard, "", False)
         if step.target is not Place.PAYLOAD:
@@ -196,10 +196,11 @@ class NodeMoveCall:
         puts = call.direct("put") and self.common.algo != "push"
         if puts and self.common.algo == "auto" and self._has_slots(call):
             puts = moves.algorithm(group.part(Tuned).costs, call.work, "put", False) == "put"
-        return replace(call, algo="put" if puts else "push")  # a staged "put" would use the payload itself
+        return replace(call, algo="put" if puts else "push")  # a staged "put" would stage in its target
 
     def _rearranging(self, step: Inside) -> MoveCall:
-        """The kernel that rearranges scales from payloads. It is "pull", which needs no room in the workspace."""
+        """Return the kernel that rearranges scales from payloads. It is "pull", which needs no room in the
+        workspace."""
         scales, payloads = self.parts[-1], _payloads(self.common.group)
         targets = [
             operands.made(
@@ -238,16 +239,16 @@ class NodeMoveCall:
         for one in crossings:
             sender, receiver = position.get(one.sender), position.get(one.receiver)
             if sender is not None:
-                at = memory[one.source][one.part][sender]
-                sent[sender].append(Span(group.layout.of[one.receiver], at, one.source_offset, one.nbytes))
+                base = memory[one.source][one.part][sender]
+                sent[sender].append(Span(group.layout.of[one.receiver], base, one.source_offset, one.nbytes))
             if receiver is not None:
-                to = memory[one.target][one.part][receiver]
-                received[receiver].append(Span(group.layout.of[one.sender], to, one.target_offset, one.nbytes))
+                base = memory[one.target][one.part][receiver]
+                received[receiver].append(Span(group.layout.of[one.sender], base, one.target_offset, one.nbytes))
         return Bytes(group, addresses, sent, received)
 
 
 def _payloads(group: Group) -> list[Operand]:
-    """The payloads of the local ranks."""
+    """Return the payloads of the local ranks."""
     nbytes = group.workspace.payload_bytes
     begins = [group.workspace.pointers[rank.index] + PAYLOAD_OFFSET for rank in group]
     return [

@@ -8,9 +8,9 @@ part's owner. The owner's next kernel adds the sums of all nodes, in the order o
 Memory ordering. All sums of a rank are written and read on its device, by kernels and exchanges in the order of its
 stream. Peers may still read its payload when the previous call has ended, so a call begins with a barrier of the node's
 ranks, before any sum is written. The first kernel passes this barrier, or with "push" a separate kernel that does
-nothing else. Inputs are free as in a reduce-scatter of one node: when the rank's kernels are complete, no peer reads
-them. In place only the own kernels read a rank's own rows, and the kernel that overwrites a row comes after those that
-read it.
+nothing else. As in a reduce-scatter of one node, no peer reads a rank's input after the rank's kernels are complete.
+In an in-place call only a rank itself reads the rows of its input that the outputs overwrite, and the kernel that
+overwrites a row comes after those that read it.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
 
 
 def payload(group: Group, rank: int) -> int:
-    """The address of a rank's payload."""
+    """Return the address of a rank's payload."""
     return group.workspace.pointers[rank] + PAYLOAD_OFFSET
 
 
 def area(group: Group, staged: bool) -> int:
-    """The offset in a payload at which partial sums begin: after the half in which inputs are staged."""
+    """Return the offset in a payload at which partial sums begin: after the half in which inputs are staged, if any."""
     return group.workspace.payload_bytes // 2 // plans.PACK_BYTES * plans.PACK_BYTES if staged else 0
 
 
 def point(ready: Sequence[Ready], group: Group, chunk: ScatterChunk, skewed: bool = False) -> None:
-    """Write to the parameters the address of the sums of all nodes: of their first pack or, if `skewed`, their first
-    element."""
+    """Write the address of the sums of all nodes to the parameters. It is the address of the first element if `skewed`,
+    otherwise that of the pack with the first element."""
     for one, rank in zip(ready, group, strict=True):
         call = one.parameters.node
         call.sums = payload(group, rank.index) + chunk.received(0) + (chunk.skew(rank.index) if skewed else 0)
@@ -58,8 +58,8 @@ def point(ready: Sequence[Ready], group: Group, chunk: ScatterChunk, skewed: boo
 
 @dataclass(frozen=True)
 class PartialSums:
-    """How the ranks of a node sum inputs of `dtype`, namely by the one-node reduce-scatter whose all-reduce algorithm
-    is `form`."""
+    """How the ranks of a node compute partial sums of inputs of `dtype`: by a reduce-scatter on one node. `form` is the
+    all-reduce algorithm that sums in the same way (`scatter_kernels.FORMS`)."""
 
     options: CallOptions
     dtype: DType
@@ -67,14 +67,15 @@ class PartialSums:
     staged: bool
 
     def opening(self) -> tuple[list[Stage], list[Ready]]:
-        """What precedes the first chunk, and its launches: by "push" a barrier, as the kernels store to the payload."""
+        """Return the stages before the first chunk, and their launches: by "push" a barrier, as the kernels of a chunk
+        have none before they store to payloads."""
         group = self.options.group
         ready = barrier(self.options) if self.form in PUSH and group.layout.inside > 1 else []
         return [Kernels(ready)] if ready else [], ready
 
     def stages(self, chunk: ScatterChunk, inputs: Sequence[int]) -> tuple[list[Stage], list[Ready]]:
-        """The stages of a chunk, the last of which is the exchange, and their launches; `inputs` are addresses of whole
-        tensors.
+        """Return the stages of a chunk, which end with the exchange, and their launches; `inputs` are addresses of
+        whole tensors.
         """
         group, ranks = self.options.group, NodeRanks(self.options.group.layout.of)
         found: list[Stage] = []
@@ -102,7 +103,8 @@ class PartialSums:
         return found, every
 
     def _ready(self, chunk: ScatterChunk, ranks: NodeRanks, step: int, inputs: Sequence[int]) -> list[Ready]:
-        """Launches that sum the parts of one node's ranks. That node comes `step` nodes after the own node."""
+        """Return launches that sum the parts of one node's ranks. The node comes `step` nodes after this rank's
+        node."""
         common = self.options
         key = ("node_scatter", self.form, self.dtype.name, chunk, step, self.staged, common.blocks, common.alone)
         table = sources_inside(common.group, inputs)

@@ -28,7 +28,8 @@ ALGORITHM = "two_stage"
 
 
 def algorithm(group: Group, algo: str, use_multimem: bool) -> str:
-    """The algorithm inside nodes that `algo` asks for. ArgumentError unless that is "auto" or "two_stage".
+    """Return the algorithm inside nodes that `algo` asks for. Raises ArgumentError unless that is "auto" or
+    "two_stage".
 
     Raises Unsupported for multicast, and if the devices of a node lack peer access.
     """
@@ -50,10 +51,10 @@ def sums(
     key: Hashable,
     kind: type[CollectiveKernel] = CollectiveKernel,
 ) -> list[Ready]:
-    """Launches of `node_sums` on every local rank, for the chunk that begins at `inputs[i]` on local rank i.
+    """Return launches of `node_sums` on every local rank, for the chunk that begins at `inputs[i]` on local rank i.
 
-    `parameters` describe the layout of items in the input, and `key` holds everything that they depend on. `ragged`: an
-    item may have a partial pack.
+    `parameters` describe the layout of items in the input. `key` holds every value on which `parameters` and the plan
+    depend. `ragged`: an item may have a partial pack.
     """
     group = options.group
     level = level_inside(options.pdl)
@@ -73,7 +74,7 @@ def sums(
 def sums_of_rows(
     options: CallOptions, dtype: DType, columns: int, row_packs: int, chunk: Chunk, inputs: Sequence[int]
 ) -> list[Ready]:
-    """Launches of `node_sums` for rows of `columns` elements, each of which has `row_packs` packs."""
+    """Return launches of `node_sums` for rows of `columns` elements, each of which has `row_packs` packs."""
     parameters = NodeSumsParams(columns=columns, row_packs=row_packs)
     key = (dtype.name, columns, row_packs, chunk.items, chunk.share, options.blocks)
     return sums(options, dtype, plans.ragged(columns, dtype.itemsize), chunk, inputs, parameters, key)
@@ -106,8 +107,8 @@ def _plan(
 
 
 def point(group: Group, launches: Sequence[Ready], chunk: Chunk, own: bool = False) -> None:
-    """Write to the parameters the address of the chunk's partial sums: of the own node's if `own`, else of all
-    nodes'."""
+    """Write the address of the chunk's partial sums to the parameters: those of this rank's node if `own`, otherwise
+    those of all nodes."""
     joined = link(group)
     for ready, rank, progress in zip(launches, group, joined.progress, strict=True):
         node, place = group.layout.of[rank.index], group.layout.place(rank.index)
@@ -123,6 +124,6 @@ def _sums_of(group: Group, rank: int, chunk: Chunk) -> int:
 
 
 def stages(group: Group, chunk: Chunk, before: Sequence[Ready], after: Sequence[Ready]) -> list[Stage]:
-    """The stages of a chunk on every local rank: kernels, the exchange, and the kernels after it."""
+    """Return the stages of a chunk on every local rank: kernels, the exchange, and the kernels after it."""
     memory = [(_sums_of(group, rank.index, chunk), chunk.count(group.layout.place(rank.index))) for rank in group]
     return [Kernels(before), Sums(memory), Kernels(after)]

@@ -15,10 +15,10 @@ NORMS = ("rms", "layer")
 class NormForm:
     """The form of a fused kernel, as cu/collectives/norm_form.cuh describes it. The defaults are the plain RMSNorm.
 
-    `kind`, `group` and `layout` are those of a `Quantisation`. The kind "" stands for quantisation per row, or for none
-    if the output has the inputs' dtype. `head`: the columns of a head where a row has several heads; 0 where whole rows
-    are normed. `residual`: the dtype of residual and residual output, None for the inputs' dtype. `layer`: LayerNorm,
-    with `beta` or without. `normed`: the normed rows are stored too, in the inputs' dtype.
+    `kind`, `group` and `layout` are those of a `Quantisation`. `kind` is "" for quantisation per row, and also for
+    none, if the output has the inputs' dtype. `head`: the number of columns of a head if a row has several heads, 0 if
+    whole rows are normed. `residual`: the dtype of residual and residual output, None for the inputs' dtype. `layer`:
+    LayerNorm, with `beta` or without. `normed`: the normed rows are stored too, in the inputs' dtype.
     """
 
     kind: str = ""
@@ -36,8 +36,8 @@ class NormForm:
         return self.beta or self.normed or self.layout != "row"
 
     def defines(self, dtype: DType, quantised: bool) -> dict[str, str | int]:
-        """The macros that a kernel is compiled with, for inputs of `dtype`. Outputs that are not `quantised` have that
-        dtype too."""
+        """Return the macros that a kernel is compiled with, for inputs of `dtype`. Outputs that are not `quantised`
+        have that dtype too."""
         kind = self.kind or ("row" if quantised else "none")
         return {
             "DRVFUSE_MORE": int(self.has_more),
@@ -52,7 +52,8 @@ class NormForm:
         }
 
     def text(self, dtype: DType) -> list[str]:
-        """Descriptions of what must be equal on all ranks, for inputs of `dtype`; empty for the plain RMSNorm."""
+        """Return descriptions of what must be equal on all ranks, for inputs of `dtype`; empty for the plain
+        RMSNorm."""
         said = [f"residuals {self.residual}"] if self.residual not in (None, dtype) else []
         words = ("norm layer", self.layer), ("betas", self.beta), ("normed outputs", self.normed)
         return said + [word for word, holds in words if holds]

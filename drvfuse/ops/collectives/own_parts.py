@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def owned_rows(group: Group, rows: int, splits: Any) -> tuple[int, ...]:
-    """The number of rows of each rank: `splits`, or numbers as equal as possible if that is None.
+    """Return the number of rows of each rank: `splits`, or numbers as equal as possible if that is None.
 
     Raises ArgumentError for splits whose sum is not `rows`."""
     if splits is None:
@@ -35,8 +35,8 @@ def owned_rows(group: Group, rows: int, splits: Any) -> tuple[int, ...]:
 
 
 def algorithms(op: str, group: Group, algo: str, received: int, sources: Sequence[Operand]) -> list[str]:
-    """The algorithms that `op` tries in turn: the workspace may be too small for the first one. The rank with the
-    largest part receives `received` bytes from the inputs `sources` of the other ranks of its node.
+    """Return the algorithms that `op` tries one after another: the workspace may be too small for the first one. The
+    rank with the largest part receives `received` bytes from the inputs `sources` of the other ranks of its node.
 
     Raises Unsupported for an algorithm that the group's devices cannot run, and over several nodes the errors of
     `require_moves`.
@@ -59,8 +59,8 @@ def algorithms(op: str, group: Group, algo: str, received: int, sources: Sequenc
 def in_place(
     sources: Sequence[Operand], targets: Sequence[Operand], starts: Sequence[int]
 ) -> list[tuple[Operand, Operand]]:
-    """The argument `in_place` of `no_overlap`: pairs of an input and an output that is the rank's own rows of this
-    input. These rows begin `starts[i]` bytes after the beginning of `sources[i]`.
+    """Return the argument `in_place` of `no_overlap`: pairs of an input and an output that is the rank's own rows of
+    this input. These rows begin `starts[i]` bytes after the beginning of `sources[i]`.
 
     Raises ArgumentError for any other output that is not aligned to 16 bytes.
     """

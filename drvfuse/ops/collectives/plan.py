@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 class Grid(NamedTuple):
     """The number of blocks of a push launch. The first warp (or block) of the grid adds `first_share` to the epoch,
-    and every other warp (or block) adds `share`. Together they add one step."""
+    and every other warp (or block) adds `share`. Together they advance it by one step."""
 
     blocks: int
     first_share: int
@@ -59,7 +59,7 @@ class Plan:
 
 
 def pull(kernel: CollectiveKernel, shape: LaunchShape, items: int, chunk: int, parameters: ctypes.Structure) -> Plan:
-    """The plan of a pull algorithm for `items` elements or rows in chunks of `chunk` packs or rows."""
+    """Return the plan of a pull algorithm for `items` elements or rows in chunks of `chunk` packs or rows."""
     counts = trace_counts(kernel.work, shape, items, chunk)
     return Plan(kernel, shape.blocks, shape.threads, counts, barriers(kernel.work, items, chunk), parameters)
 
@@ -67,8 +67,8 @@ def pull(kernel: CollectiveKernel, shape: LaunchShape, items: int, chunk: int, p
 def push(
     group: Group, kernel: CollectiveKernel | MoveKernel, shape: PushShape, blocks: int, alone: int, parameters: Any
 ) -> Plan:
-    """The plan of a push algorithm on up to `blocks` multiprocessors, or up to `alone` while no other group is open on
-    the devices. It loads the kernel on all devices, and the lowest occupancy decides the grid."""
+    """Return the plan of a push algorithm on up to `blocks` multiprocessors, or up to `alone` while no other group is
+    open on the devices. It loads the kernel on all devices, and the lowest occupancy decides the grid."""
     spec = kernel.specialisation
     resident = min(load(rank.device, spec).occupancy(rank.device, shape.threads) for rank in group)
     # the same condition decides how the kernels instantiate `Push`
@@ -88,7 +88,7 @@ def push(
 
 
 def capability(group: Group) -> tuple[int, int]:
-    """The lowest compute capability of the group's devices."""
+    """Return the lowest compute capability of the group's devices."""
     return min(member.capability for member in group.transport.members)
 
 
@@ -107,14 +107,14 @@ def take(
     trace: CallTrace | None,
     more: Sequence[ctypes.Structure] = (),
 ) -> list[Ready]:
-    """A launch per local rank. The plan is the one that the group keeps under `key`; if there is none, it is `plan()`,
-    which is then kept.
+    """Return a launch for each local rank. The plan is the one that the group keeps under `key`; if there is none, it
+    is `plan()`, which is then kept.
 
     The key holds everything that `plan()` depends on besides the group. `more[i]` is the second argument of rank i's
     kernel. The function writes the addresses that every collective has: `table[i]` are the addresses from which rank i
     sums, and `inputs[i]` is the address of its input.
     """
-    behind: list[Sequence[Any]] = [(structure,) for structure in more] or [()] * len(group.ranks)
+    further: list[Sequence[Any]] = [(structure,) for structure in more] or [()] * len(group.ranks)
     if trace is None:
         key = (key, pdl.value, compares(group), faults.planted())
         planned = group.part(PlanCache).get(key, lambda: _planned(group, plan(), pdl))
@@ -126,10 +126,10 @@ def take(
         found = trace.reserve(name, made.blocks, *made.traced, kernel.ranks)
         kernel = dataclasses.replace(kernel, traced=found[0].capacity)
         planned = _planned(group, dataclasses.replace(made, kernel=kernel), pdl)
-        behind = [[*arguments, section.parameters] for arguments, section in zip(behind, found, strict=True)]
+        further = [[*arguments, section.parameters] for arguments, section in zip(further, found, strict=True)]
     timeout = int(config.get("spin_timeout") * 1e9)
     ready = []
-    for of_rank, arguments, sources, own in zip(planned, behind, table, inputs, strict=True):
+    for of_rank, arguments, sources, own in zip(planned, further, table, inputs, strict=True):
         one = of_rank.take(arguments)
         one.point("call.sources", *sources)
         one.point("call.input", own)
@@ -141,8 +141,8 @@ def take(
 
 
 def call_of_rank(group: Group, position: int) -> Call:
-    """The `Call` of every collective's kernel on a local rank. Its tables have an entry for each rank of the same node,
-    in the order of the ranks."""
+    """Return the `Call` of every collective's kernel on a local rank. Its tables have an entry for each rank of the
+    same node, in the order of the ranks."""
     workspace, layout, rank = group.workspace, group.layout, group.ranks[position].index
     call = Call(report=workspace.report_pointers[rank], rank=layout.place(rank))
     call.workspaces[: layout.inside] = [workspace.pointers[peer] for peer in layout.ranks(layout.of[rank])]
@@ -150,7 +150,7 @@ def call_of_rank(group: Group, position: int) -> Call:
 
 
 def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
-    """The plan on every local rank, with the kernel loaded and the parameters that differ by rank written."""
+    """Return the plan on every local rank, with the kernel loaded and the parameters that differ by rank written."""
     workspace, specialisation, found = group.workspace, plan.kernel.specialisation, []
     early = pdl is PDLLevel.OVERLAP_AT_BEGINNING
     for position, rank in enumerate(group.ranks):
@@ -184,8 +184,8 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
 
 
 def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool, bool], None] | None:
-    """The function that changes a launch of the plan when its group becomes the only open group on its devices, and
-    when it no longer is; None if launches of the plan never change."""
+    """Return the function that changes a launch of the plan when its group becomes the only open group on its devices,
+    and when that ends. Return None if launches of the plan never change."""
     larger = plan.alone
     if larger is None and not early:
         return None
@@ -219,8 +219,8 @@ def readable_by_peers(group: Group, inputs: Sequence[Operand]) -> bool:
 
 
 def sources(group: Group, inputs: Sequence[int], multimem: bool) -> Sequence[int]:
-    """The addresses from which a kernel sums, by rank: `inputs`, or none if it reads inputs through multicast memory or
-    the staging of other processes."""
+    """Return the addresses from which a kernel sums, by rank: `inputs`, or no addresses if the kernel reads inputs
+    through multicast memory or from the staging of other processes."""
     return [] if multimem or len(group) < group.size else inputs
 
 

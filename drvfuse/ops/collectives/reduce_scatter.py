@@ -53,18 +53,18 @@ def reduce_scatter(
     `inputs` are as for `allreduce`, of one dimension at least. Dimension 0 is split: `splits[r]` are the rows of rank
     r, in the order of the ranks, and their sum is the number of rows; 0 is allowed. None splits as `numpy.array_split`
     does: the first (rows mod ranks) ranks get one row more than the others. `outputs[i]` has the rows of its rank, and
-    the other dimensions of the inputs; None allocates them. It may be its rank's rows of `inputs[i]`, where they lie,
-    and must otherwise be 16-byte aligned and share memory with nothing.
+    the other dimensions of the inputs; None allocates them. In place: `outputs[i]` may be the rows of its rank in
+    `inputs[i]`. Otherwise it must be 16-byte aligned and share memory with nothing.
 
     The bits are those of the same rows of `allreduce`, also with `epilogue`, whose `i`, `row` and `col` are indices in
     the whole tensor. The epilogue may differ by rank: each element has the parameters of the rank that gets it. Where a
     part does not begin or end at a multiple of 16 bytes, its ends are read and written element by element.
 
-    `algo` is "push" (each rank sends the others' parts to them, and sums what it receives), "pull" (each rank loads its
-    part of the inputs of the others, after a barrier), "naive" (copies between devices, which need peer access to the
-    inputs only in a graph capture) or "auto". `pdl_level`, `max_num_blocks`, `streams`, `trace` and errors are as for
-    `allreduce`. Over several nodes `algo` is used inside each node, and "naive" is refused; the partial sums of the
-    nodes are added in the order of the nodes, whatever the group's `node_order` is (docs/nodes.md).
+    `algo` is "push" (each rank sends to every peer the part that this peer gets, and sums what it receives), "pull"
+    (each rank loads its part of its peers' inputs, after a barrier), "naive" (copies between devices, which need peer
+    access to the inputs only in a graph capture) or "auto". `pdl_level`, `max_num_blocks`, `streams`, `trace` and
+    errors are as for `allreduce`. Over several nodes `algo` is used inside each node, and "naive" is refused; the
+    partial sums of the nodes are added in the order of the nodes, whatever the group's `node_order` is (docs/nodes.md).
     `drvfuse.reference.reduce_scatter` is the same in numpy.
     """
     common = CallOptions.of("reduce_scatter", group, algo, ALGORITHMS, pdl_level, max_num_blocks, trace)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One reduce-scatter: its launch sequence and its launches, by algorithm."""
+"""One reduce-scatter: its properties, and the launch sequence that follows from them for each algorithm."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ScatterCall:
         return summed + traffic.Traffic(elements * itemsize, 0)
 
     def sequence(self, inputs: list[int], outputs: list[int]) -> tuple[LaunchSequence, list[Ready]]:
-        """The launch sequence for arrays of at least one element at these addresses, and its launches."""
+        """Return the launch sequence for arrays of at least one element at these addresses, and the launches in it."""
         if self.algo == "naive":
             return self._naive(inputs, outputs)
         if self.options.group.link is not None:
@@ -72,8 +72,8 @@ class ScatterCall:
         return Direct([one.launch for one in ready]), ready
 
     def _naive(self, inputs: list[int], outputs: list[int]) -> tuple[LaunchSequence, list[Ready]]:
-        """The launch sequence of "naive": each rank copies its part of the others' inputs. A copy begins with the pack
-        in which the part begins.
+        """Return the launch sequence of "naive", in which each rank copies its part from the inputs of the other ranks.
+        A copy begins with the pack that holds the first element of the part.
         """
         group, parts, itemsize = self.options.group, self.parts, self.dtype.itemsize
         slot = plans.naive_slot(group.workspace.payload_bytes, group.size, plans.PACK_BYTES)
@@ -128,7 +128,7 @@ class ScatterCall:
         outputs: Sequence[int],
         chunk: shares.ScatterChunk | None = None,
     ) -> list[Ready]:
-        """Launches of all ranks; rank i sums what lies at the addresses `table[i]`. With `chunk`, in a group over
+        """Return launches of all ranks; rank i sums from the addresses `table[i]`. With `chunk`, in a group over
         several nodes, the launches add the nodes' partial sums of that chunk instead."""
         text, more = ("", ()) if self.epilogue is None else (self.epilogue.text, self.epilogue.structures)
         columns = self.shape[-1]
@@ -181,7 +181,7 @@ class ScatterCall:
         return plan.pull(spec, shape, count, chunk, pulled)
 
     def _finishing(self, columns: int, text: str, chunk: shares.ScatterChunk) -> plan.Plan:
-        """The plan of the kernel that adds the nodes' partial sums of a chunk."""
+        """Return the plan of the kernel that adds the nodes' partial sums of a chunk."""
         count = chunk.largest * chunk.width
         shape = plans.allreduce_launch(count, self.dtype.itemsize, 1, "one_stage", self.options.blocks)
         spec = ScatterKernel(

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernels of reduce-scatters are compiled for, and their parameters, byte for byte as in the `.cu` files."""
+"""The compile-time settings of the kernels of reduce-scatters, and their parameters, byte for byte as in the `.cu`
+files."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ ROW_FORMS = FORMS | {"naive": "naive"}
 
 
 class ScatterKernel(CollectiveKernel):
-    """The kernel of a reduce-scatter. It differs from the kernel of an all-reduce with the same fields in its source
-    file and name.
+    """The kernel of a reduce-scatter. Only its source file and its name differ from those of an all-reduce kernel with
+    the same fields.
 
-    `work` describes how the largest part is summed, which is as an all-reduce sums a tensor. With `nodes` the kernel
-    adds the partial sums of nodes, by one stage on this device alone (`local`).
+    `work` describes the sum of the largest part, which is computed as an all-reduce computes the sum of a tensor. With
+    `nodes` the kernel adds the partial sums of nodes, by one stage on this device alone (`local`).
     """
 
     def _may_add_nodes(self) -> bool:
@@ -64,7 +65,7 @@ class ScatterParams(ctypes.Structure):
     )
 
     def own(self, parts: Sequence[tuple[int, int]]) -> None:
-        """Write the elements [begin, end) of each rank's part."""
+        """Write the indices [begin, end) of the elements of each rank's part to the parameters."""
         for rank, part in enumerate(parts):
             self.parts[rank] = Range(*part)
 

@@ -29,17 +29,18 @@ Measured = Mapping[str, Cost]
 
 
 def key(devices: Sequence[Device | Member]) -> str:
-    """The key under which constants are stored, from the devices of all ranks, such as "2 x NVIDIA H200"."""
+    """Return the key under which constants are stored, from the devices of all ranks, such as "2 x NVIDIA H200"."""
     return f"{len(devices)} x {' + '.join(sorted({device.name for device in devices}))}"
 
 
 def path() -> Path:
-    """The file of the setting `tuning`."""
+    """Return the path of the tuning file: the setting `tuning`, or by default "tuning.json" in `cache_dir`."""
     return Path(config.get("tuning") or Path(config.get("cache_dir")) / "tuning.json")
 
 
 def stored(file: Path) -> dict[str, Measured]:
-    """The contents of the file; empty if there is none. ArgumentError if it is not what `drvfuse tune` writes."""
+    """Return the contents of the file; empty if there is none. Raises ArgumentError if it is not what `drvfuse tune`
+    writes."""
     try:
         text = file.read_text()
         return {name: _measured(values) for name, values in json.loads(text).items()}
@@ -64,15 +65,15 @@ def store(file: Path, all_costs: dict[str, Measured]) -> None:
 def _measured(values: dict[str, Any]) -> Measured:
     found = {name: Cost(*map(float, pair)) for name, pair in values.items()}
     if not found or not found.keys() <= set(Costs._fields):
-        raise ValueError(f"constants of {', '.join(found) or 'nothing'}")
+        raise ValueError(f"it has constants of {', '.join(found) or 'nothing'}; allowed are {', '.join(Costs._fields)}")
     if not all(math.isfinite(number) and number > 0 for cost in found.values() for number in cost):
-        raise ValueError("a constant that is not above zero")
+        raise ValueError("a constant is not a finite number above zero")
     return found
 
 
 class Tuned:
-    """The constants of a group. `group.part(Tuned).costs` reads the file when it is first used, and keeps the
-    constants."""
+    """The constants by which `algo="auto"` chooses for a group, `group.part(Tuned).costs`. The tuning file is read at
+    their first use."""
 
     def __init__(self, group: Group) -> None:
         found = stored(path()).get(key(group.transport.members), {})

@@ -230,7 +230,7 @@ def test_pointer_attributes_distinguish_kinds_of_memory(cudart):
     assert found[2].device == -2 and cudart.cudaGetLastError() == (E.cudaSuccess,)
 
 
-# Pairs ---------------------------------------------------------------------------------------------------------------
+# Functions that make one call of the driver --------------------------------------------------------------------------
 
 
 def test_handles_are_of_the_runtimes_types_and_work_in_the_driver(cudart, machine):

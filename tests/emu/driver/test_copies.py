@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of layers, batches of copies, copies between contexts, and fills of rows."""
+"""3D copies, which copy several layers of rows; batches of copies; copies between contexts; and fills of rows."""
 
 from __future__ import annotations
 

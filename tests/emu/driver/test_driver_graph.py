@@ -141,7 +141,7 @@ def test_streams_of_other_devices_join_by_events(cuda: Any) -> None:
 
 def test_a_copy_between_contexts_invalidates_a_capture_and_one_without_access_does_not(cuda: Any) -> None:
     a, b = Device(cuda, 0), Device(cuda, 1)
-    theirs = ok(cuda.cuMemAllocAsync(64, b.stream))  # the memory is of a pool without access for device 0
+    theirs = ok(cuda.cuMemAllocAsync(64, b.stream))  # from a pool that device 0 may not access
     ok(cuda.cuCtxSetCurrent(a.context))
     ok(cuda.cuStreamBeginCapture(a.stream, GLOBAL))
     assert code(cuda.cuMemcpyDtoDAsync(a.words, theirs, 64, a.stream)) == R.CUDA_ERROR_INVALID_VALUE

@@ -47,8 +47,8 @@ def test_blocks_that_do_not_fit_cannot_wait_for_each_other(seed: int) -> None:
 
 
 def test_a_cooperative_launch_starts_when_all_of_its_blocks_have_room() -> None:
-    """A cooperative launch waits while another kernel leaves room for half of its blocks. If it started with half of
-    its blocks, the log would begin with its entries."""
+    """A cooperative launch waits while another kernel, `late`, leaves room for half of the cooperative kernel's blocks.
+    If it started with half of them, the log would begin with entries of the cooperative kernel."""
     with Machine(devices=1, sm_count=2) as machine:
         cuda = machine.driver
         ok(cuda.cuInit(0))

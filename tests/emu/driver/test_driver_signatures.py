@@ -33,7 +33,7 @@ def _real_parameters(name: str) -> list[str] | None:
 def test_arguments_are_those_of_the_bindings(name: str) -> None:
     expected = _real_parameters(name)
     if expected is None:
-        pytest.skip("the installed bindings carry no signature for it")
+        pytest.skip(f"the installed bindings have no signature of {name}")
     own = list(inspect.signature(ENTRIES[name].function).parameters)[1:]
     assert own == expected
 
@@ -43,7 +43,7 @@ def test_functions_return_as_many_results_as_the_bindings(name: str) -> None:
     text = getattr(real, name).__doc__ or ""
     returns = re.search(r"Returns\n-+\n(.*?)(\n\n|$)", text, re.DOTALL)
     if returns is None or name in HALF_DOCUMENTED:
-        pytest.skip("the installed bindings document no results for it")
+        pytest.skip(f"the installed bindings do not document the results of {name}")
     listed = [line for line in returns[1].split("\n") if not line.startswith(" ")]
     assert len(listed) == ENTRIES[name].outputs + 1, listed
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures into existing graphs, and of copies of pageable memory, graph launches and external events."""
+"""Capture into an existing graph, and capture of copies of pageable memory, graph launches and external events."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_graph_that_is_launched_in_a_capture_becomes_a_child_graph(cuda: Any) 
     captured = ok(cuda.cuStreamEndCapture(g.stream))
     kinds = [ok(cuda.cuGraphNodeGetType(T.CUgraphNode(n))) for n in g.nodes(captured)]
     assert kinds == [N.CU_GRAPH_NODE_TYPE_KERNEL, N.CU_GRAPH_NODE_TYPE_GRAPH, N.CU_GRAPH_NODE_TYPE_KERNEL]
-    ok(cuda.cuGraphExecKernelNodeSetParams(executable, node, g.kernel(g.add, 50)))  # does not change the capture
+    ok(cuda.cuGraphExecKernelNodeSetParams(executable, node, g.kernel(g.add, 50)))  # must not change `captured`
     g.run(g.instantiate(captured))
     assert g.read() == (1 + 10 + 1) * 3 + 100
 

@@ -144,7 +144,7 @@ def _other(g: Graphs, name: str) -> tuple[Any, str]:
     if name == "more ends":
         for _ in range(2):
             g.launch(g.add, 1, graph=graph)
-        return graph, "TOPOLOGY_CHANGED: the graph has 2 nodes that no other waits for"
+        return graph, "TOPOLOGY_CHANGED: the graph has 2 nodes for which no other node waits"
     if name == "another kind":
         first = ok(cuda.cuGraphAddEmptyNode(graph, None, 0))
         g.launch(g.scale, 1, first, graph=graph)

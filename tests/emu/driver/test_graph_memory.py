@@ -100,7 +100,7 @@ def test_graph_memory_may_outlive_its_launch(cuda: Any, how: str) -> None:
             assert code(cuda.cuGraphAddMemFreeNode(g.graph, None, 0, address)) == R.CUDA_ERROR_INVALID_VALUE
             freeing = ok(cuda.cuGraphInstantiate(graph, 0))
             g.run(freeing)
-            assert code(cuda.cuGraphLaunch(freeing, g.stream)) == R.CUDA_ERROR_INVALID_VALUE  # the memory is free again
+            assert code(cuda.cuGraphLaunch(freeing, g.stream)) == R.CUDA_ERROR_INVALID_VALUE  # a second free
         else:
             ok(getattr(cuda, how)(address, *[g.stream] * (how == "cuMemFreeAsync")))
             ok(cuda.cuStreamSynchronize(g.stream))

@@ -59,7 +59,8 @@ def test_only_edges_decide_the_order_of_nodes(cuda: Any, rng: np.random.Generato
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_node_runs_once_and_after_the_nodes_that_it_depends_on(seed: int) -> None:
-    """The nodes of a random graph are host functions; each third node is a child graph of two of them."""
+    """In a random graph every third node is a child graph with two host functions, and all others are host
+    functions."""
     rng, seen, calls, keep = np.random.default_rng(seed), list[int](), 0, list[Any]()
     with Machine(devices=1, seed=seed) as machine:
         cuda = machine.driver

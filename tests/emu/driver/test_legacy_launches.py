@@ -13,7 +13,8 @@ from cuda.bindings import driver as types
 from driver_helpers import R, code, ok, primary
 from loopback import FORMS, initialised
 
-# out[block * blockDim + thread] = a + b * (number of its block); the last parameter is of 12 bytes and is not used.
+# out[block * blockDim + thread] = a + b * block, where `block` is the block's index in the grid. The last parameter, of
+# 12 bytes, is not used.
 PTX = b"""
 .version 7.0
 .target sm_80

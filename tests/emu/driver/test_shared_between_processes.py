@@ -81,7 +81,7 @@ def test_handles_of_ipc_memory_are_refused_where_they_are_not_allowed(two: Two) 
     pointer = ok(two.a.cuMemAlloc(64))
     handle = ok(two.a.cuIpcGetMemHandle(pointer))
     assert code(two.a.cuIpcOpenMemHandle(handle, LAZY)) == R.CUDA_ERROR_INVALID_CONTEXT
-    assert "only others can" in two.machine.reports[-1].message
+    assert "only other processes can" in two.machine.reports[-1].message
     assert code(two.b.cuIpcOpenMemHandle(handle, 2)) == R.CUDA_ERROR_INVALID_VALUE
     assert code(two.b.cuIpcOpenMemHandle(types.CUipcMemHandle(), LAZY)) == R.CUDA_ERROR_INVALID_HANDLE
     for other in (

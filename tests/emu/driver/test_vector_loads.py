@@ -51,7 +51,7 @@ def test_only_the_elements_of_a_vector_load_that_are_used_must_be_initialised(lo
         ended_well = _run(machine, load) == R.CUDA_SUCCESS
         assert ended_well == (found is None)
         kinds = [report.kind for report in machine.reports]
-        assert found in kinds if found else not kinds  # in particular no race with the kernel that writes
+        assert found in kinds if found else not kinds  # the unused elements must not race
 
 
 def _run(machine: Machine, load: str) -> Any:

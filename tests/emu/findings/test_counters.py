@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts by kernel and source line, as a table and as plain data."""
+"""Counts of accesses, bytes and barriers by kernel and source line, as a table and as plain data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def launch(cuda: Any, f: Any, blocks: int, threads: int, values: tuple[Any, ...]
 
 @pytest.fixture
 def counted(machine: Machine, cuda: Any) -> Machine:
-    """A machine that has run `gather` twice, in three blocks on 150 elements, one operand on device 1; then `bump`."""
+    """A machine that has run `gather` twice and `bump` once. `gather` runs in three blocks on 150 elements, and reads
+    one of its two inputs from device 1."""
     n = 150
     peer = primary(cuda, 1)
     far = ok(cuda.cuMemAlloc(4 * n))

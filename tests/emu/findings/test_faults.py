@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sentence by which each kind of fault is described, from its native record."""
+"""The message for each kind of fault, made from the record that native code writes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPCODES = (
 GLOBAL, SHARED, LOCAL, COPY, STORE, LOAD, MATRIX = range(7)
 SITES = tuple(Site(opcode, 9, "a/k.cu", line, ()) for line, opcode in enumerate(OPCODES, 1))
 WHO = Identity("k", 3, (4, 2, 1), (8, 8, 1), SITES)
-AT = 0x2000_0001_0000  # `Memory.at` in a process without other windows; `described` translates other addresses to it
+AT = 0x2000_0001_0000  # `Memory.at` if a process has no other window; otherwise `described` shifts all addresses to it
 HERE = "bytes at 0x200000010"
 THERE = "100 bytes at 0x200000010000 (device of device 2)"
 RAISE = "DRVFUSE_EMU_LOOP_LIMIT raises this limit"
@@ -49,7 +49,7 @@ def window() -> Iterator[Memory]:
 
 
 def described(window: Memory, kind: FaultKind, **fields: int) -> faults.Fault:
-    """The fault that a native record describes, with addresses as in a window that has its memory at `AT`."""
+    """The fault that a native record describes. Its addresses are shifted as if the memory of `window` were at `AT`."""
     moved = window.at - AT
     if fields.get("addr", 0) >= AT:
         fields["addr"] += moved
@@ -127,7 +127,11 @@ SENTENCES = [
         "ldmatrix needs all 32 lanes of a warp, and only lanes 0x0000ffff are there: the others have exited, or the "
         "block does not have them",
     ),
-    ("BARRIER_COUNT", {"addr": BarrierCount.NUMBER, "value": 99}, "barrier 99; there are barriers 0 to 15"),
+    (
+        "BARRIER_COUNT",
+        {"addr": BarrierCount.NUMBER, "value": 99},
+        "barrier 99 does not exist: a block has the barriers 0 to 15",
+    ),
     (
         "BARRIER_COUNT",
         {"addr": BarrierCount.THREADS, "value": 33},
@@ -178,9 +182,12 @@ SENTENCES = [
     *(
         ("MBARRIER", {"size": 8, "addr": 64, "flags": error, "value": 77}, f"at 0x40: {words}")
         for error, words in (
-            (MbarrierError.NO_BARRIER, "there is no mbarrier: no mbarrier.init before, or overwritten"),
+            (
+                MbarrierError.NO_BARRIER,
+                "there is no mbarrier: it was not initialised (mbarrier.init), or it was overwritten",
+            ),
             (MbarrierError.COUNT, "a count of 77, which is out of range"),
-            (MbarrierError.ARRIVALS, "77 arrivals, and the phase expects fewer"),
+            (MbarrierError.ARRIVALS, "77 arrivals are more than the phase expects"),
             (MbarrierError.BYTES, "77 bytes are more than an mbarrier can count"),
             (MbarrierError.PENDING, "more than 77 bulk copies are pending"),
         )

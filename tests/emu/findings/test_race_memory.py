@@ -90,8 +90,8 @@ def test_memory_of_the_detector_does_not_grow_with_the_accesses_of_a_thread(kern
 
 
 def judged(state: int, most: int) -> int:
-    """The number of accesses that the detector has checked, from the state of its random generator, which advances
-    with each of them; `most` + 1 if there are more than `most`."""
+    """The number of accesses that the detector has checked, computed from the state of its random generator, which
+    advances by one step for each access. Returns `most` + 1 if there are more than `most`."""
     drawn = 0
     for count in range(most + 1):
         if drawn == state:

@@ -275,5 +275,5 @@ def test_a_few_blocks_that_wait_for_different_words_have_columns_of_their_own(
     ring = records(*(record("load", 1, b, 0, LOAD, address=flags + 64 * b) for b in range(blocks)))
     text = deadlock.of_deadlock([("exchange", 0, waiting)], ring, grid, window)
     assert sum("ld.acquire.sys" in line for line in text.splitlines()) == shown
-    assert ("alike the first" in text) == (blocks == shown)
-    assert ("at the same places, though for other words, the first" in text) == (blocks != shown)
+    assert ("wait alike, only the first" in text) == (blocks == shown)
+    assert ("wait at the same places, only the first" in text) == (blocks != shown)

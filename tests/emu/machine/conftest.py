@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine without a machine for each test that asks for one."""
+"""The fixture `rig`: a native engine without a `Machine`."""
 
 from __future__ import annotations
 

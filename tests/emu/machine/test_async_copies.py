@@ -31,7 +31,8 @@ def data(rng: np.random.Generator, nbytes: int) -> np.ndarray:
 
 
 def copied(rig: Rig, copy: str, source: np.ndarray, nbytes: int = 64, **options: Any) -> np.ndarray:
-    """The shared memory of one thread, first 0xEE everywhere, after a copy and the wait for it."""
+    """Run copies of one thread and the waits for them. Returns the thread's shared memory, which was 0xEE everywhere
+    before."""
     body = f"""{TOP}
 KERNEL k(const unsigned char* in, unsigned char* out, u32 n, u32 p) {{
     __shared__ alignas(16) unsigned char s[{nbytes}];
@@ -165,7 +166,7 @@ def test_waited_for_copies_are_complete_under_every_seed(rng: np.random.Generato
 
 
 def test_the_source_may_be_read_as_late_as_at_the_wait(rng: np.random.Generator) -> None:
-    """Under some seed the source is already read when the copy is issued."""
+    """With some seeds the source is read when the copy is issued, and with others after the store that follows."""
     source = data(rng, 16)
     program = 'CP("ca.shared", s, in, 4) *(u32*)in = 0x01010101; COMMIT WAIT(0)'
     seen = set()

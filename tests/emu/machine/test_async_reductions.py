@@ -202,7 +202,7 @@ NO_COMPLETE = 'asm volatile("mbarrier.arrive.noComplete.shared.b64 %0, [%1], {};
 @pytest.mark.parametrize(
     ("program", "message"),
     [
-        ("INIT(b, 2)" + DROP.format(3), "3 arrivals, and the phase expects fewer"),
+        ("INIT(b, 2)" + DROP.format(3), "3 arrivals are more than the phase expects"),
         ("INIT(b, 2)" + DROP.format(0), "a count of 0"),
         ("INIT(b, 2)" + NO_COMPLETE.format(2), "with .noComplete completes the phase"),
         ('INIT(b, 1) ARRIVE_COPIED("", b + 1)', "there is no mbarrier"),

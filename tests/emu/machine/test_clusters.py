@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters of blocks on the engine: addresses, their barrier, stores and copies to other blocks, misuse."""
+"""Clusters of blocks on the native engine: addresses, their barrier, stores and copies to other blocks, misuse."""
 
 from __future__ import annotations
 

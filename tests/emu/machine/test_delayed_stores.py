@@ -316,7 +316,7 @@ def test_the_last_block_to_arrive_needs_the_others_to_have_fenced() -> None:
     assert _outcomes(LAST % "__threadfence();", OUT, grid=8, block=32, words=512) == {(total,)}
 
 
-# Ends ---------------------------------------------------------------------------------------------------------------
+# The end of a kernel ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(4))

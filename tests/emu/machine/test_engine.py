@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulator's engine: blocks, barriers, dependent launches, printf, and the memory of launches."""
+"""The emulator's native engine: blocks, barriers, dependent launches, printf, and the memory of launches."""
 
 from __future__ import annotations
 

@@ -320,7 +320,7 @@ KERNEL k(int** table, u64 at) {
 
 
 def lent(rig: Rig, kind: abi.Kind) -> int:
-    """The lowest address of the memory of this kind that the engine lends to blocks and threads."""
+    """The lowest address of the memory of this kind that the native engine keeps for blocks and threads."""
     return min(a.address for a in rig.window.index._live.values() if a.kind is kind)
 
 
@@ -329,7 +329,7 @@ def lent(rig: Rig, kind: abi.Kind) -> int:
 @pytest.mark.parametrize("kind", [abi.Kind.SHARED, abi.Kind.PARAM])
 def test_a_global_write_out_of_bounds_is_reported_for_global_memory(rig, kind, away, smem):
     out = rig.empty(400)
-    rig.run(STORE, out, 0, smem=smem)  # the engine keeps memory for blocks from now on
+    rig.run(STORE, out, 0, smem=smem)  # from now on the native engine keeps memory for blocks
     at = lent(rig, kind) + away - out
     launch = rig.launch(STORE, out, at, smem=smem)
     fault = fault_of(rig, launch, STORE, "out_of_bounds")
@@ -349,7 +349,8 @@ def test_a_generic_write_out_of_bounds_is_reported_for_global_memory(rig):
 
 
 def test_a_global_write_to_released_memory_of_the_engine_is_out_of_bounds(rig):
-    """The launch needs more shared memory than the engine keeps, so this memory is released when the launch ends."""
+    """The launch needs more shared memory than the native engine keeps, so this memory is released when the launch
+    ends."""
     out = rig.empty(400)
     large = rig.launch(STORE, out, 0, smem=200 << 10, grid=400)
     gone = lent(rig, abi.Kind.SHARED) + 4096

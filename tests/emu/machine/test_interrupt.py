@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGINT during long emulated work takes effect at once, and the engine can be used afterwards."""
+"""SIGINT during long emulated work takes effect at once, and the native engine can be used afterwards."""
 
 from __future__ import annotations
 

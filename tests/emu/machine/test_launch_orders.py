@@ -18,8 +18,8 @@ STREAMS, EACH = 3, 3
 
 
 def _log(seed: int, chained: bool = False) -> tuple[int, ...]:
-    """The numbers of the launches in the order in which they ran: tens for the stream, ones for its launches. With
-    `chained`, each stream waits for an event at the end of the stream before it.
+    """The launches in the order in which they ran, each as two digits: the index of the stream, and the index of the
+    launch on it. With `chained`, each stream waits for an event at the end of the previous stream.
     """
     with Machine(devices=1, seed=seed) as machine:
         cuda = machine.driver

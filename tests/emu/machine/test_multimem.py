@@ -186,7 +186,7 @@ def test_a_store_writes_the_same_bits_everywhere(rng: np.random.Generator, vecto
             assert np.array_equal(read(cuda, address, BYTES, np.uint8), data)
 
 
-# The order of the members -------------------------------------------------------------------------------------------
+# The order in which the values of the devices are added -------------------------------------------------------------
 
 SUM = """
 float v;
@@ -196,7 +196,7 @@ asm volatile("multimem.ld_reduce.weak.global.add.f32 %0, [%1];" : "=f"(v) : "l"(
 
 
 def _sums(seed: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The words of the members, and the sums that each of 3 ranks reads."""
+    """The values in the memory of each of 3 devices, and the sums of them that each device reads by multimem."""
     data = np.array([[1e8] * 64, [1.0] * 64, [-1e8] * 64], np.float32)
     with Machine(devices=3, seed=seed) as machine:
         cuda = machine.driver

@@ -98,7 +98,7 @@ def outcome(seed: int, pauses: np.ndarray, **order: Path) -> tuple[list[int], in
 
 @pytest.mark.parametrize("seed", [0, 1, 6])
 def test_a_replay_is_the_recorded_run(tmp_path: Path, rng: np.random.Generator, seed: int) -> None:
-    """The replay has the recorded order even if its threads pause for other times."""
+    """A replay makes the calls in the recorded order, even if its threads pause for longer or shorter times."""
     recorded = outcome(seed, rng.uniform(0, 0.01, (RANKS, CALLS)), record=tmp_path / "record")
     for _ in range(2):
         assert outcome(seed, rng.uniform(0, 0.01, (RANKS, CALLS)), replay=tmp_path / "record") == recorded

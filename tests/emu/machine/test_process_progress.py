@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits on a machine of several processes: calls of others meanwhile, the passing of virtual time, and deadlocks."""
+"""Waits on a machine with several processes: a waiting process does not block the calls of the others, virtual time
+passes during waits, and deadlocks are reported."""
 
 from __future__ import annotations
 

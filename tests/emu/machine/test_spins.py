@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spins on the engine: which end, which are deadlocks, and which loops are neither."""
+"""Loops that poll memory, on the native engine: they end when another thread stores, or are reported as deadlocks.
+Other long loops are not taken for deadlocks."""
 
 from __future__ import annotations
 

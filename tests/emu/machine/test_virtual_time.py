@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Virtual time on the engine: clocks, sleeps, spins that a clock bounds, and time slices."""
+"""Virtual time on the native engine: clocks, sleeps, polling loops with a time-out, and time slices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_a_kernel_that_only_watches_the_clock_ends(rig):
 
 @pytest.mark.parametrize("words", [1, 2, 3, 8])
 def test_a_loop_that_polls_several_words_reads_its_clock_regularly(rig, words):
-    """Each polled word takes a scheduling turn, so a thread that polls several words reads the clock late."""
+    """A thread reads its clock once in 1024 iterations. With several words an iteration takes several scheduling steps,
+    and the thread must still time out soon."""
     source = """
     KERNEL k(u32* flags, u32* out, u32 words, u64 limit) {
         u64 deadline = 0;

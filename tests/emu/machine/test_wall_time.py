@@ -11,7 +11,8 @@ from drvfuse.emu.machine.wall_time import WallTime
 
 
 class Wall:
-    """A wall clock in seconds, and the times that were passed on from it."""
+    """A fake wall clock, in seconds, and the arguments of all calls of `pass_time`, by which `WallTime` advances
+    virtual time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cost: float) -> None:
         self.now, self._cost = 100.0, cost
@@ -64,7 +65,7 @@ def test_a_thread_that_waits_for_the_lock_gets_most_of_the_time(monkeypatch: pyt
     wall.go(time, 0.125)
     resumes = wall.passed[0][1]
     lock.pressed = wall.now
-    for _ in range(5):  # another thread wants the lock, so only two of these calls advance virtual time
+    for _ in range(5):  # as another thread wants the lock, only two of the five calls advance virtual time
         wall.go(time, 0.0625)
     assert [ns for ns, _ in wall.passed] == [125_000_000, 125_000_000, 250_000_000]
     assert all(asked < resumes for _, asked in wall.passed[1:])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warp operations on the engine: their results, and lanes that take different paths."""
+"""Warp operations on the native engine: their results, also when lanes take different paths."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def entries(where: Path) -> list[Path]:
 
 @pytest.fixture(autouse=True)
 def load_runtime() -> None:
-    """Load the runtime first: the first load of a process would add it to the test's cache, as one more entry."""
+    """Load the runtime before the test, because the first load in a process would add an entry to the test's cache."""
     loader.runtime()
 
 
@@ -115,7 +115,7 @@ print(sorted(loader.load(open(sys.argv[1]).read()).kernels))
 
 
 def test_one_of_several_processes_that_need_an_uncached_module_builds_it(tmp_path, monkeypatch):
-    """Threads stand for the processes: a lock on a file keeps them apart in the same way."""
+    """Two threads take the place of the processes: the lock on a file excludes threads just as it does processes."""
     loader.runtime()
     monkeypatch.setenv("DRVFUSE_CACHE_DIR", str(tmp_path))
     build, builds = loader._build, []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person at a terminal reads while the native runtime is compiled."""
+"""The notice that a terminal shows while the native runtime is compiled."""
 
 from __future__ import annotations
 

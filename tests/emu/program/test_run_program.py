@@ -85,7 +85,7 @@ sys.exit(7)
 
 
 def test_findings_are_printed_and_written_to_the_report_and_the_status_is_1(run, tmp_path):
-    """The program does not wait for the kernel: work that is queued when it ends still runs."""
+    """The program ends without waiting for its kernel; work that is still queued then runs all the same."""
     done = run("import kernels; kernels.put(5)", "--race=strict", "--report", "found.json", DRVFUSE_EMU_SEED="4")
     assert done.returncode == 1 and "1 finding (1 out_of_bounds)" in done.stderr
     found = json.loads((tmp_path / "found.json").read_text())

@@ -111,7 +111,8 @@ def test_a_server_closes_while_a_connection_s_thread_starts(served, monkeypatch)
 
 
 def test_an_occupied_address_is_named_in_the_error(served):
-    """A client maps the machine's memory at the addresses of the server; here both are one process."""
+    """A client must map the machine's memory at the addresses that it has in the server. Here both are one process, so
+    these addresses are occupied."""
     with pytest.raises(DriverUnavailable, match=f"needs the addresses 0x{served.machine.window.base:x} to"):
         emu.AttachedMachine(served.address)
 

@@ -48,7 +48,7 @@ def attached() -> Any:
 
 
 def words(address: Any, count: int) -> np.ndarray:
-    """Host memory of this process."""
+    """Return a view of `count` 32-bit words of this process's memory."""
     return np.ctypeslib.as_array((ctypes.c_uint32 * count).from_address(int(address)))
 
 

@@ -50,7 +50,7 @@ def launch(cuda: Any, name: str, *values: int) -> None:
 
 
 def words(address: int, count: int) -> np.ndarray:
-    """Host memory of this process."""
+    """Return a view of `count` 32-bit words of this process's memory."""
     return np.ctypeslib.as_array((ctypes.c_uint32 * count).from_address(address))
 
 
@@ -106,8 +106,9 @@ def test_a_client_receives_the_findings_of_the_machine(pool):
     assert [report.kind for report in pool.machine.reports] == ["out_of_bounds"]
 
 
-def race_for_a_word(rank: int, size: int) -> int:
-    """The order of the processes varies from run to run, except in a replay."""
+def launch_after_a_pause(rank: int, size: int) -> int:
+    """Make some launches after a random pause. Returns the machine's clock at the end. The order in which the ranks
+    launch varies from run to run, except in a replay."""
     cuda, peer = attached(), meet(rank)
     word = ok(cuda.cuMemAlloc(4))
     ok(cuda.cuMemsetD32(word, 0, 1))
@@ -124,7 +125,7 @@ def test_a_recorded_run_can_be_repeated(pool, tmp_path):
     record = str(tmp_path / "record")
     runs = []
     for options in ({"record": record}, {"replay": record}, {"replay": record}):
-        clocks = pool.run(2, race_for_a_word, machine={"seed": 5, "race": True, **options})
+        clocks = pool.run(2, launch_after_a_pause, machine={"seed": 5, "race": True, **options})
         runs.append((clocks, [(r.kernel, r.device) for r in pool.machine.launches], len(pool.machine.reports)))
     assert runs[0] == runs[1] == runs[2]
     assert len(runs[0][1]) == 10 and runs[0][2] == 0
@@ -276,8 +277,8 @@ def test_host_functions_run_in_their_process_and_may_not_call_the_driver(pool):
 
 
 def run_a_graph(rank: int, size: int) -> Any:
-    """Run a graph made of nodes and a captured graph. Both copy pageable memory to the device and back; the first also
-    has a host function and memory nodes.
+    """Run two graphs: one made node by node, and one captured. Both copy pageable memory to the device and back; the
+    first also has a host function and memory nodes.
     """
     g = Graphs(attached())
     cuda, rng = g.cuda, np.random.default_rng(rank)
@@ -312,7 +313,7 @@ def run_a_graph(rank: int, size: int) -> Any:
     there = ctypes.addressof(ctypes.c_char.from_buffer(gone))
     graph = ok(cuda.cuGraphCreate(0))
     ok(cuda.cuGraphAddMemcpyNode(graph, None, 0, copy(there, HOST, g.words, DEVICE, BYTES), g.context))
-    gc.collect()  # the object that had this address before is gone
+    gc.collect()  # the mapping can be closed only if no ctypes object refers to it
     gone.close()
     ok(cuda.cuGraphLaunch(g.instantiate(graph), g.stream))
     return same, seen == [os.getpid()] * 2, int(code(cuda.cuStreamSynchronize(g.stream)))
@@ -343,7 +344,7 @@ def test_callbacks_of_a_call_run_in_its_process(pool):
 
 
 def call_the_machine_meanwhile(rank: int, size: int) -> Any:
-    """While rank 0 is in a callback, it and rank 1 call the driver."""
+    """Call the driver from a callback of rank 0, and from rank 1 during that callback."""
     cuda, peer = attached(), meet(rank)
     if rank == 1:
         peer.recv(1)

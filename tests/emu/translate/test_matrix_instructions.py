@@ -48,7 +48,7 @@ WRONG = [
     (f"mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {FLOATS}, {{%r0, %r1}}, {{%r0, %r1}}, {FLOATS};",
      "a fragment of 4 register(s) is expected"),
     ("wmma.load.a.sync.aligned.row.m16n16k16.global.tf32 {%r0, %r1, %r2, %r3}, [%q], 16;", "no elements of type .tf32"),
-    ("ldmatrix.sync.aligned.m8n8.x2.global.b16 {%r0, %r1}, [%q];", "accesses shared memory"),
+    ("ldmatrix.sync.aligned.m8n8.x2.global.b16 {%r0, %r1}, [%q];", "needs an address in shared memory"),
 ]  # fmt: skip
 
 

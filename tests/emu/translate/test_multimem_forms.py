@@ -22,8 +22,8 @@ OPERATIONS = ("add", "min", "max", "and", "or", "xor")
 FP8 = ("e4m3", "e5m2")
 
 
-def taken(verb: str, how: str, precision: str, vector: str, type_: str, arch: str) -> bool:
-    """What ptxas says about a form; empty if it accepts the form."""
+def accepted(verb: str, how: str, precision: str, vector: str, type_: str, arch: str) -> bool:
+    """Whether ptxas accepts a form of a multimem instruction."""
     base, pack = (type_[:-2], type_[-2:]) if type_[-2:] in ("x2", "x4") else (type_, "")
     least = "add", "min", "max"
     if type_[0] in "bus" and base != "bf16":
@@ -68,7 +68,7 @@ def test_multimem_is_translated_in_exactly_the_forms_that_ptxas_accepts(arch: st
         precisions = ("", "acc::f32", "acc::f16") if verb == "ld_reduce" else ("",)
         for how, precision in itertools.product(OPERATIONS if verb != "st" else ("",), precisions):
             parts = "".join(f".{part}" for part in (how, precision, vector, type_) if part)
-            expected = taken(verb, how, precision, vector, type_, arch)
+            expected = accepted(verb, how, precision, vector, type_, arch)
             try:
                 translate(module(verb, parts, vector, type_, arch))
                 found = True

@@ -20,7 +20,7 @@ REGISTERS = ".reg .pred %p<4>; .reg .b16 %h<8>; .reg .b32 %r<12>; .reg .b64 %d<8
 
 
 def program(body: str, head: str = "", raw: bool = False) -> Program:
-    """Kernel k(o, a): %d0 = o, %d1 = a, %r0 = thread."""
+    """Translate and compile a kernel k(o, a) with this body, in which %d0 is o, %d1 is a and %r0 is %tid.x."""
     return Program(
         f"""{HEAD}{head}
 .visible .entry k(.param .u64 o, .param .u64 a) {{ {REGISTERS}

@@ -34,7 +34,7 @@ COUNT = 64
 
 
 def field(selector: str) -> tuple[int, int]:
-    """The width of a part of a register and the number of its first bit."""
+    """The width of a part of a register, in bits, and the index of its first bit."""
     bits = {"": 32, "b": 8, "h": 16}[selector[1:2]]
     return bits, bits * int(selector[2:] or 0)
 

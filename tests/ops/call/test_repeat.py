@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeated plain calls of one layout only write addresses, and otherwise behave like the first call."""
+"""Plain calls that differ from an earlier call only in the addresses of their arrays: they only write the addresses to
+its launches, and otherwise behave like the first call."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_only_a_launch_whose_blocks_wait_is_cooperative(device, rng, monkeypatch
         asked.append((grid > 1, options["cooperative"]))
         return configure(self, grid, *args, **options)
 
-    device.part(PlanCache).clear()  # a plan has the configuration of its launches
+    device.part(PlanCache).clear()  # a cached plan has configured launches, so `configure` would not be called
     monkeypatch.setattr(Kernel, "configure", recorded)
     x = device.array(rng.standard_normal((528, 96)).astype(np.float32).astype(BF16))
     df.coat.fp8_division(x, 16, "E4M3", device.array(np.array(0.5, BF16)) if given else None)

@@ -100,7 +100,7 @@ def test_many_rows_of_other_types_and_groups_have_the_bits_of_the_reference(devi
 @pytest.mark.emulated
 @pytest.mark.parametrize("rows,columns,tile", [(70, 96, (8, 4)), (71, 272, (8, 8)), (70, 640, (16, 4))])
 def test_tiles_of_every_size_have_the_bits_of_the_reference(monkeypatch, rng, rows, columns, tile):
-    """In each of these shapes a warp has at most one tile, or at most two."""
+    """Among the shapes are some for which every warp has at most one tile, and some for which warps have two."""
     monkeypatch.setattr(coat_forward, "_FEW_ROWS", 100)
     values = case(rng, (rows, columns))
     with df.emu.Machine(devices=1, sm_count=2) as machine:
@@ -180,7 +180,7 @@ def test_a_maximum_at_a_rounding_boundary_of_the_scale_is_exact(device, driver, 
     values.x[7, 5], values.s_x[7] = 384, values.s_x.max()
     values.x[7, 6:] = 0
     rstd = coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)
-    # The boundary lies between the bf16 scale 2 and the next larger bf16 number.
+    # With this weight the scale lies halfway between 2 and the next larger bf16 number, where its rounding changes.
     weight = np.float32(448 * (2 + 2**-7) / (384 * np.float32(values.s_x[7, 0]) * np.float64(rstd[7])))
     found, undecided, steps = set(), 0, range(-5, 6)
     for step in steps:
@@ -263,8 +263,8 @@ def test_rows_kept_by_blocks_are_read_and_written_once(rng, driver):
         plan = forward_plan(limits(device), rows, columns, 16)
     elements = rows * columns
     assert (plan.parts, plan.resident_columns, plan.grid * plan.block_rows) == (1, columns, rows)
-    # Weights are read by the warps that reduce rows; half of these warps have 512 columns, the others 128. They are
-    # also read by the rows of lanes, each of which has one tile.
+    # Weights are read twice. First the warps that reduce rows read them: half of these warps read 512 columns each, the
+    # others 128. Then each of the `row_lanes` rows of lanes reads the weights of its tile.
     reducing = min(plan.warps, 2 * plan.block_rows // 4)
     weights = 2 * (reducing // 2 * columns + columns * plan.row_lanes)
     read = elements * 18 // 16 + plan.grid * (weights + 8 * plan.threads)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programmatic dependent launch of every kernel at each level, with producers that write late and consumers that start
+"""Programmatic dependent launch of every FP8 kernel, at each `PDLLevel`. Producers write late, and consumers start
 early."""
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ def test_batches_have_the_bits_of_the_reference(device, rng, affine, flag):
 @AFFINE
 @pytest.mark.parametrize("columns", [80, 96, 100, 160, 1536])
 def test_lanes_beyond_the_last_column_do_not_change_the_statistics(device, rng, affine, columns):
-    """Rows have a mean far from 0, and lengths that are no powers of two. They are compared with float64."""
+    """Rows have a mean far from 0, and lengths that are no powers of two. Their statistics are compared with those that
+    numpy computes in float64."""
     values = case(rng, (33, columns))
     x = (values.x.astype(np.float32) / 8 + 100).astype(values.x.dtype)
     s_x = np.full(values.s_x.shape, 0.25, BF16)

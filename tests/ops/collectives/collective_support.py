@@ -145,5 +145,6 @@ def launch_without(group: df.Group, missing: int, call: df.Prepared[Any]) -> Bar
 
 
 def short_spins(driver: str) -> Any:
-    """Calls prepared in this block give up waiting soon. The time of the emulated driver is virtual."""
+    """Calls prepared in this block soon give up waiting. On the emulated driver a shorter limit suffices, as its time
+    is virtual."""
     return config.override(spin_timeout=0.05 if driver == "cuda" else 0.005)

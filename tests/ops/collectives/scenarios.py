@@ -152,11 +152,11 @@ def dependent_starts_at_once_if_it_may(op: str, algo: str, level: df.PDLLevel) -
 
 
 def dependent_starts_before_the_end(op: str, algo: str, level: df.PDLLevel, seeds: range | None = None) -> range:
-    """The dependent starts while slow warps of the last block are at their last instructions, and may read the epoch of
-    the preceding call.
+    """Checks that a dependent kernel can start while slow warps of a call's last block are at their last instructions.
 
-    The fused push kernels advance the epoch before they wait for peers. For these, the spy reads an output that the
-    last warp may not have stored yet. Returns the seeds up to the first one that shows the early start.
+    The dependent, a `Spy`, reads the epoch: an early start is shown by an epoch that the call has not advanced yet. The
+    fused push kernels advance the epoch before they wait for peers, so there the `Spy` reads an output that the last
+    warp may not have stored yet. Returns the seeds up to the first one that shows an early start.
     """
     early, by_output = 0, op != "allreduce" and algo in PUSH
     before = 0xA5A5A5A5A5A5A5A5 if by_output else 0  # the spy reads this address and stores the value plus one

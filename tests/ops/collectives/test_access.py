@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that peers cannot reach: staging where inputs are private, naive where devices are not peers; bytes moved."""
+"""Memory that peers cannot reach: private inputs are staged, and devices without peer access use algorithm "naive". The
+numbers of bytes that are moved are checked too."""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ def test_naive_copies_inputs_that_only_their_own_device_can_access(open_group, r
     group.synchronize()
     ys, shared = garbage(group, 5000, "bfloat16"), place(group, hosts)
     with df.Graph.capture(streams) as graph:
-        with pytest.raises(Unsupported, match=r"device 1 has none to inputs\[0\]"):
+        with pytest.raises(Unsupported, match=r"device 1 cannot access inputs\[0\]"):
             df.allreduce(group, xs, ys, algo="naive")
         df.allreduce(group, shared, ys, algo="naive")  # the capture is still valid
     graph.launch(streams[0])

@@ -22,7 +22,8 @@ from drvfuse.runtime.array import view
 
 @pytest.fixture
 def compared_group(new_group):
-    """`compared_group(n)`: a group whose kernels compare calls, as those of several processes do."""
+    """`compared_group(n)`: a group in one process whose kernels compare the calls of its ranks, as the kernels of
+    groups over several processes do."""
 
     def make(n, **options):
         group = new_group(n, **options)
@@ -64,8 +65,8 @@ def word_of(group, rank, offset, dtype="uint64"):
     return int(view(group.workspace.pointers[rank] + offset, 1, dtype, group[rank].device).numpy()[0])
 
 
-# Every difference is tested among 3 ranks, and either among 2 or among 8, as each number of ranks needs kernels of its
-# own.
+# Each number of ranks needs kernels of its own. So, to save compile time, every difference is tested with 3 ranks and
+# with only one of 2 and 8.
 KINDS = [(n, kind) for number, kind in enumerate(DIFFERENCES) for n in (3, (2, 8)[number % 2])]
 
 

@@ -75,8 +75,8 @@ def groups():
 
 @pytest.fixture
 def compiled(groups, monkeypatch):
-    """`compiled(n, algo, op, shape, residual, **form)`: the image of a call on n ranks, and the threads of a block. An
-    option in `form` that is a shape stands for arrays of this shape.
+    """`compiled(n, algo, op, shape, residual, **form)` returns the compiled kernel of a call on n ranks, and its
+    threads per block. For an option in `form` whose value is a shape, the call gets arrays of this shape.
     """
 
     def planned(device, spec, blocks, threads, *rest, **options):

@@ -53,7 +53,7 @@ def check(
         algo=algo,
         **options,
     )
-    group.synchronize()  # after a time-out the bits may be right by chance
+    group.synchronize()  # raises after a time-out, in which case the bits may still be right by chance
     kinds = {name: options[name] for name in ("norm", "head_columns") if name in options}
     kinds |= {"residual": added, "beta": shifts, "multimem": "use_multimem" in options, "nodes": group.nodes}
     expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-5, quantisation=quantisation, **kinds)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All-gather of quantised rows: gathered scales have the layout of all rows, wherever the scales of a rank begin."""
+"""All-gather of quantised rows: the gathered scales are laid out as those of one tensor with all rows, even if the
+scales of a rank begin inside a tile."""
 
 from __future__ import annotations
 

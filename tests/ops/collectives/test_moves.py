@@ -43,7 +43,7 @@ def several(open_group) -> df.Group:
 
 
 def exchange_table(rng: np.random.Generator, n: int, most: int = 9) -> list[list[int]]:
-    """Numbers of rows, some of which are 0."""
+    """A random table whose entry [i][j] is the number of rows from rank i to rank j, below `most`; some are 0."""
     return (rng.integers(0, most, (n, n)) * (rng.random((n, n)) < 0.8)).tolist()
 
 
@@ -206,7 +206,8 @@ def test_a_group_of_one_rank_copies_its_own_bytes(open_group, rng, algo):
 
 @pytest.mark.gpus(3)
 def test_a_broadcast_by_relays_arrives(new_group, rng):
-    """Broadcasts of every size and root at odd addresses take one round or several, between sums in the same slots."""
+    """Arrays of several sizes are broadcast from each root, at unaligned addresses, in one round or several.
+    All-reduces that use the same slots run in between."""
     group = new_group(3, workspace_bytes=1 << 13)
     ones = [np.full(520, rank, np.float32) for rank in range(3)]
     for root in range(3):
@@ -251,7 +252,7 @@ def test_words_that_allow_only_one_of_their_possible_keys_arrive(open_group, rng
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ["put", "pull"])
 def test_some_blocks_copy_a_ranks_own_bytes_while_others_exchange_bytes(new_group, rng, algo):
-    """In place no bytes are copied on a rank, and all its blocks exchange bytes with peers."""
+    """In an in-place call, a rank does not copy its own bytes, so all of its blocks exchange bytes with peers."""
     group = new_group(SEVERAL, max_blocks=17)
     hosts = [words(rng, (SEVERAL, 40_000)) for _ in range(SEVERAL)]
     xs = place(group, hosts)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All-reduce by multicast memory: sums are within their bound, and by two stages equal on all ranks."""
+"""All-reduce by multicast memory: sums are within their error bound, and algorithm "two_stage" gives all ranks the same
+bits."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ forms = pytest.mark.parametrize(("algo", "where"), FORMS)
 
 @pytest.fixture(scope="module")
 def open_group() -> Iterator[Callable[..., df.Group]]:
-    """`open_group(n, **options)`: a group of n emulated devices, shared by the tests that ask for the same."""
+    """`open_group(n, **options)`: a group of n emulated devices, shared by all tests that pass equal arguments."""
     groups = {}
     with df.emu.Machine(devices=8) as machine:
 
@@ -156,7 +157,8 @@ def test_some_ranks_may_use_their_inputs_as_outputs(open_group, rng):
 
 @forms
 def test_special_values_have_the_bits_of_the_reference(open_group, algo, where):
-    """A sum of zeros is +0, a NaN is the canonical one, and infinities are as in any order."""
+    """A sum of zeros is +0, a NaN result is the canonical NaN, and sums with infinities are those of any order of
+    addition."""
     nan, inf = np.nan, np.inf
     rows = [
         [-0.0, -0.0, 0.0, nan, inf, inf, -nan, 1.5, -1.5, 2.0**-133, 1.0, 1.0],

@@ -298,7 +298,7 @@ def test_a_tail_is_reduced_and_broadcast_by_words(machine, rng):
 
 
 def test_nothing_outside_the_outputs_is_written(group, rng):
-    """The pack of multicast memory with the last bytes of the outputs has other bytes after them."""
+    """The outputs end within a pack of multicast memory. The rest of that pack must stay unchanged."""
     for count in (1002, 1003):
         hosts = exact_inputs(rng, 3, count, "bfloat16")
         arrays = Arrays(group, hosts, "to_outputs")

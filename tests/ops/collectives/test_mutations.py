@@ -29,8 +29,9 @@ FUSED = "allreduce_rmsnorm_fp8"
 
 
 def unordered(op: str, algo: str, private: bool = False) -> Mutation:
-    """The second barrier of a call, and every second one after it, does not wait for the rest of the block before it
-    releases. With private inputs the second barrier is that of staging, otherwise that of the results.
+    """The fault that every second barrier of a call releases without waiting for the other threads of the block, and
+    the test that must find it. With private inputs the second barrier follows staging, otherwise it follows the
+    results.
     """
     return "no-block-barrier-before-even-releases", partial(scenarios.results_are_right, op, algo, private)
 

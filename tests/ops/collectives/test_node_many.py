@@ -95,6 +95,6 @@ def test_kernels_move_the_bytes_that_prepared_reports(machine):
         totals = [record.counters.total for record in list(machine.launches)[ended:]]
         local = sum(total.local_read + total.local_written for total in totals)
         remote = sum(total.remote_read + total.remote_written for total in totals)
-        crossing = 2 * 4 * 24_000  # bytes of sums that the exchange writes, and as many that it sends
+        crossing = 2 * 4 * 24_000  # the bytes of sums that the exchange writes locally; it sends as many
         assert prepared.traffic[0] - crossing <= local <= prepared.traffic[0] - crossing + 30_000
         assert prepared.traffic[1] - crossing <= remote <= prepared.traffic[1] - crossing + 2_000

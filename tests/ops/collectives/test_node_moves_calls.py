@@ -18,7 +18,8 @@ FORMS = [(4, 2), (3, 3)]  # ranks, nodes
 
 
 class Watched(InProcess):
-    """An engine whose exchanges are watched, as if they might not end."""
+    """An exchange engine for which the group must enforce its time limit, as for one whose exchanges might never
+    end."""
 
     watched = True
 

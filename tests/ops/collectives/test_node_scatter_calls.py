@@ -275,7 +275,8 @@ def test_calls_over_nodes_have_no_race_by_the_model_of_ptx(rng, model):
 
 @pytest.mark.parametrize("op", [df.reduce_scatter, df.reduce_scatter_rmsnorm_fp8])
 def test_sums_are_stored_when_no_peer_reads_the_payload_for_the_preceding_call(rng, op):
-    """Results of an all-reduce are gathered from payloads. In a graph the host does not wait between the calls."""
+    """Peers gather the results of an all-reduce from a rank's payload. In a graph, the host does not wait between the
+    all-reduce and the reduce-scatter, which must not store its sums to the payload before the peers have read it."""
     with (
         df.emu.Machine(devices=4, race="strict") as machine,
         df.Group.local(4, driver=machine, nodes=2, max_blocks=2, workspace_bytes=4096) as group,

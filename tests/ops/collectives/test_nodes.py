@@ -128,7 +128,7 @@ def test_the_fused_op_is_exact_for_every_form(open_nodes, rng, n, nodes, residua
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("out", ["float8_e4m3fn", "float8_e5m2", "same"])
 def test_the_fused_op_is_exact_for_every_dtype(open_nodes, rng, dtype, out):
-    group, shape = open_nodes(4, 2), (6, 100)  # ragged for 16-bit types
+    group, shape = open_nodes(4, 2), (6, 100)  # rows of 16-bit types end within a pack
     options = {"out_dtype": dtype if out == "same" else out}
     if out == "float8_e5m2":
         options["scales_dtype"] = "bfloat16"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collectives have the same bits if each rank is a process. Threads stand for the processes."""
+"""The collectives give the same bits if each rank is a process. Here each process is simulated by a thread."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def _arrays(group: df.Group, hosts: list[np.ndarray]) -> tuple[df.Array, df.Arra
 
 def _no_steps(ranks: Ranks, state: list[tuple[df.Array, df.Array]], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **options: Any) -> None:
-        raise AssertionError("a step on the board")
+        raise AssertionError("a call of an op used the board")
 
     def calls(group: df.Group) -> None:
         for _ in range(5):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The push algorithms: rounds, greetings, data with the bits of the sentinel, and calls that follow one another."""
+"""The push algorithms: rounds, greetings between ranks, data with the bits of the word that means "not here yet", and
+calls that follow one another."""
 
 from __future__ import annotations
 
@@ -262,7 +263,8 @@ def test_blocks_that_send_rows_ahead_are_exact(open_group, rng, rows):
 
 @pytest.mark.gpus(2)
 def test_blocks_that_send_packs_ahead_are_exact(open_group, rng):
-    """With half a million packs, a block sends two units ahead; counts are ragged and take several rounds."""
+    """For half a million packs, a block sends two units before it waits for the first. The last pack is not whole, and
+    the call takes several rounds."""
     group = open_group(2, workspace_bytes=6 << 20, max_blocks=16)
     hosts = random_inputs(rng, 2, (1 << 22) + 8 * 300 + 3, "bfloat16")
     shape = allreduce_shape(Work("allreduce", "push_two_shot", 2, 2, 2), hosts[0].size, 6 << 20)
@@ -377,8 +379,8 @@ class _Opened:
 @pytest.mark.parametrize("fault", ["", "no-fence-before-last-results"])
 @pytest.mark.parametrize("first", ["allreduce", "allreduce_rmsnorm_fp8"])
 def test_slots_are_cleared_before_a_later_call_of_another_kind_uses_them(first, fault):
-    """In a two-shot call of several rounds, the results of a third rank can be the only evidence that a rank has of a
-    peer having cleared its slots.
+    """A rank must not send to a peer before the peer has cleared its slots. In a two-shot call of several rounds, a
+    rank may learn this only from the results of a third rank.
     """
     large, small = (random_inputs(np.random.default_rng(11), 3, (9, 520), kind) for kind in ("float32", "bfloat16"))
     with (

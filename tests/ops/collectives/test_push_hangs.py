@@ -230,7 +230,8 @@ def test_a_call_of_an_even_number_of_rounds_is_named(new_group, rng, algo):
 
 
 def test_a_call_that_may_be_one_of_the_unrecorded_ones_is_named_by_a_range(new_group, rng):
-    """Some of the calls that are no longer recorded may have begun with the epoch of the report."""
+    """The report names the epoch at which the call began. If that may be one of several calls that are no longer
+    recorded, the error names the range of these calls."""
     group = new_group(3, workspace_bytes=SMALL)
     hosts = random_inputs(rng, 3, 8 * 200, "bfloat16")
     two, one = (prepared(group, "allreduce", [h[:n] for h in hosts], "push_one_shot")[0] for n in (8 * 200, 8))

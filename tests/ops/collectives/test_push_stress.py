@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Push calls of all kinds one after another, without a wait, in eager launches and replays of graphs, of two groups.
+"""Two groups make push calls of all kinds one after another, without a wait, directly and by replays of graphs.
 
 Every call is checked on its own: the next kernel compares its results with the reference, counts the bytes that differ
 under the number of the call, and overwrites the results, so that no later call passes with those of an earlier one.
@@ -21,7 +21,7 @@ from drvfuse.comm import workspace
 from drvfuse.ops.call import faults
 from drvfuse.ops.collectives.move_kernels import ALGOS
 
-# The number of calls can be set, and on a GPU about fifty kernels are compiled first.
+# The limit is high, as the number of calls can be set, and about fifty kernels are compiled first on a GPU.
 pytestmark = pytest.mark.timeout(1800)
 
 VERIFY = r"""
@@ -68,7 +68,8 @@ MOVES = MANY[-21:]
 
 
 def special(rng: np.random.Generator, hosts: list[np.ndarray]) -> list[np.ndarray]:
-    """Some rows have NaNs, some have infinities, and some have the bits of the sentinel."""
+    """The arrays `hosts`, changed in place: some rows get NaNs, some infinities, and some the bits of the word that
+    means "not here yet"."""
     for host in hosts:
         rows = host.reshape(-1, host.shape[-1]) if host.ndim > 1 else host.reshape(1, -1)
         for row in rows[rng.random(len(rows)) < 0.4]:
@@ -81,7 +82,8 @@ def special(rng: np.random.Generator, hosts: list[np.ndarray]) -> list[np.ndarra
 
 
 class Calls:
-    """Calls of several kinds of a group, each with a check. On each rank `wrong` has the wrong bytes by call number."""
+    """Prepared calls of several kinds on one group, each followed by a check. On each rank, `wrong` has the number of
+    wrong bytes of each call, by the call's number."""
 
     def __init__(self, group: df.Group, rng: np.random.Generator, kinds: Any, numbers: int) -> None:
         self.group = group
@@ -170,7 +172,7 @@ def stress(driver: Any, n: int, rng: np.random.Generator, kinds: Any, number: in
         for calls in both:
             with df.Graph.capture(calls.streams) as graph:
                 for kind in rng.integers(len(kinds), size=6):
-                    calls.launch(int(kind), number)  # errors of all calls of a graph are counted under its last number
+                    calls.launch(int(kind), number)  # one number for the calls of all graphs
             graphs.append(graph)
         for done in range(number):
             which = int(rng.integers(2))
@@ -217,6 +219,7 @@ def test_calls_of_all_kinds_have_no_race(driver, rng, seed):
 
 @pytest.mark.emulated
 def test_a_wrong_call_is_reported_by_its_number(rng):
-    """The planted fault adds in the order of distance, which sometimes changes a bit, except on rank 0."""
+    """The planted fault makes a rank add its own values first, then those of the next ranks. This sometimes changes a
+    bit, but not on rank 0."""
     with pytest.raises(AssertionError, match="rank 1: .* calls were wrong, first number"):
         stress("emu", 3, rng, ((FLOAT, (900,), PUSH[0]),), 4, "order-of-distance")

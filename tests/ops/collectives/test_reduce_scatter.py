@@ -36,7 +36,7 @@ def check(group, rng, shape, dtype="bfloat16", splits=None, algo="auto", **optio
     ],
 )
 def test_bits_are_those_of_the_all_reduce(open_group, rng, n, algo):
-    """Parts begin within a pack, and are empty, smaller than a pack, or larger than a unit."""
+    """Parts begin within a pack. They are empty, smaller than a pack, or larger than what a block sends in one step."""
     group = open_group(n)
     check(group, rng, (5, 7), splits=UNEVEN[n], algo=algo)
     for shape in ((37,), (3, 1045), (1, 5), (n, 3), (0, 4)):
@@ -69,8 +69,8 @@ def test_parts_larger_than_the_workspace_take_rounds_or_chunks(new_group, rng, a
 
 @pytest.mark.gpus(3)
 def test_large_parts_are_sent_ahead_of_the_sums(new_group, rng, monkeypatch):
-    """Here every part is sent ahead, so small parts suffice. Calls take one round or several; calls of `allreduce` and
-    calls in place follow.
+    """A block sends two units before it waits for the first, which otherwise only large parts cause. Calls take one
+    round or several, and are followed by calls of `allreduce` and calls in place.
     """
     monkeypatch.setattr(scatter, "depth", lambda packs: 2)
     for workspace_bytes in (4096, 1 << 16):

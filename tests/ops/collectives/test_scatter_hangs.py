@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reduce-scatters and all-reduces of many tensors: a rank that is missing, processes, and calls that differ."""
+"""Reduce-scatters and all-reduces of many tensors: a missing rank, ranks in separate processes, and ranks whose calls
+differ."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def two():
 @pytest.mark.emulated
 @pytest.mark.parametrize("algo", ["auto", "pull"])
 def test_ranks_in_separate_processes_have_the_bits_of_the_reference(two, rng, algo):
-    """Arguments are bare arrays; pull stages parts, as no process can read the inputs of another process."""
+    """Each process passes its array, not a list. Algorithm "pull" stages the parts, as no process can read the inputs
+    of another process."""
     hosts = random_inputs(rng, 2, (5, 264), "bfloat16")
     (gamma,) = random_inputs(rng, 1, 264, "bfloat16")
 

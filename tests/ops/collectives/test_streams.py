@@ -290,7 +290,8 @@ def test_a_launch_on_foreign_streams_records_one_event_per_rank(group, hosts):
 
 @pytest.mark.emulated
 def test_a_foreign_arrays_stream_that_is_closed_after_prepare_orders_nothing(hosts):
-    """DLPack names no stream here, so the contents are ordered on the device's own stream, which is then closed."""
+    """DLPack names no stream here, so `prepare` takes the device's own stream for the one that writes the arrays. That
+    stream is then closed, and launches must not wait for it."""
     with df.emu.Machine(devices=3) as machine:  # no shared machine, as `rank.stream` is closed below
         group = df.Group.local(3, driver=machine, max_blocks=4)
         xs = [DLPackOnly(x) for x in place(group, hosts)]

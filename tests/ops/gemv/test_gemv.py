@@ -26,12 +26,12 @@ BF16 = dtypes.get("bfloat16").numpy
         (1, 8, 0),
         (7, 256, 7),  # one group, only normed rows
         (40, 512, 0),  # no normed rows
-        (40, 520, 40),  # a group of one pack
+        (40, 520, 40),  # the last group of 32 packs has only one
         (5, 1024, 3),  # fewer rows than multiprocessors
         (6, 1024, 5),
         (43, 1032, 30),  # normed and other rows in one step
         (200, 264, 131),  # several steps; the 131 normed columns end within a pack
-        (31, 7168, 24),  # a row of 28 groups
+        (31, 7168, 24),  # a row of 28 groups of 32 packs
         (13, 8448, 9),  # more groups than lanes
         (9, 33000, 5),  # a team loads a row in several steps
     ],
@@ -54,7 +54,7 @@ def test_rows_loaded_instead_of_copied_have_the_same_bits(device, rng, monkeypat
     [
         (24, 1024, 18, "bfloat16"),
         (130, 250, 101, "bfloat16"),  # a warp has several rows, two at a time
-        (43, 520, 0, "float16"),  # three groups
+        (43, 520, 0, "float16"),  # a row of three groups of 32 packs
         (5, 301, 5, "float32"),
         (43, 1024, 30, "float8_e4m3fn"),
     ],
@@ -80,7 +80,7 @@ def test_the_norm_takes_more_columns_than_shared_memory_holds(device, driver, rn
             machine = stack.enter_context(df.emu.Machine(devices=1, sm_count=3, arch="sm_89"))
             device = df.device(0, driver=machine)
         most = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") // (8 * 4)
-        for n_normed in (most, most - 96):  # the second size would fit if the kernel needed no other shared memory
+        for n_normed in (most, most - 96):  # the normed sums leave nothing, or too little, for the rest
             values = case(rng, 8, n_normed + 3, 8, n_normed)
             check(run(device, values), expected(values))
 

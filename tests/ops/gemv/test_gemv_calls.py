@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams, graphs, PDL, the finish counter, traces, schedules and bad input of the product with partial norm."""
+"""`gemv_partial_norm`: streams, graphs, PDL, the counter by which the last block is found, traces, schedules and bad
+input."""
 
 from __future__ import annotations
 
@@ -102,7 +103,7 @@ extern "C" __global__ void late(const unsigned* from, unsigned* to, int words, i
 def test_a_dependent_launch_waits_for_a_late_producer_of_act(device, driver, rng, monkeypatch, level, m):
     """The preceding kernel triggers at once and writes act at its end; each call reads its own act."""
     if m == 1:
-        monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)  # a warp has whole rows
+        monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)  # so that each warp multiplies whole rows
     steps = [case(rng, m, N, K, NORMED) for _ in range(4)]
     steps = [step._replace(weight=steps[0].weight, gamma=steps[0].gamma) for step in steps]
     machines = [None] if driver == "cuda" else [df.emu.Machine(devices=1, sm_count=6, seed=seed) for seed in range(3)]
@@ -130,7 +131,7 @@ def test_a_dependent_launch_waits_for_a_late_producer_of_act(device, driver, rng
 def test_no_race_and_the_same_bits_under_many_schedules(rng, monkeypatch, delay, k):
     """In some schedules the last block begins to poll before the words are written, in others afterwards."""
     if k == 1000:
-        monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)  # a warp has whole rows
+        monkeypatch.setattr(gemv_plan, "COPIED_ROWS", 1 << 20)  # so that each warp multiplies whole rows
     values = case(rng, 1, 45, k, 31)  # a block has several steps
     levels = (df.PDLLevel.OFF, df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING)
     calls = [values._replace(act=numbers(rng, (1, k), "bfloat16")) for _ in levels]
@@ -152,7 +153,8 @@ def test_a_call_moves_the_expected_number_of_bytes(rng):
         check(run(df.device(0, driver=machine), values), expected(values))
         total = list(machine.launches)[-1].counters.total
     weight, act = values.weight.nbytes, values.act.nbytes
-    # The other bytes are act for each of the 8 teams of a block, gamma, the epoch, and polls of the words.
+    # The other bytes that are read: act, once by each of the 8 teams of a block; gamma; the epoch; and polls of the
+    # words by which blocks exchange partial sums.
     assert weight + act <= total.local_read <= weight + 6 * 8 * act + 1000 * 8 * 40
     assert 60 * 2 + 40 * 8 <= total.local_written <= 60 * 2 + 40 * 8 + 64
 
@@ -205,8 +207,8 @@ def test_a_wait_without_an_end_is_reported(rng, values):
 
 @pytest.fixture
 def state(device, arrays):
-    """`state(word, value)` sets a word of the state of calls on the device's own stream. Word 0 is the epoch, 1 the
-    abort word, 3 the number of users.
+    """`state(word, value)` sets a word in the workspace of the device's own stream. Word 0 is the epoch, 1 the abort
+    word, 3 the number of launches that use the workspace.
     """
     call(arrays)
 
@@ -242,7 +244,8 @@ def test_two_launches_in_one_workspace_at_once_are_an_error(device, values, arra
 
 
 def test_a_launch_in_an_abandoned_workspace_is_an_error(device, values, arrays, state):
-    """The host has read the report of the first launch, but the words were not zeroed; the next launch reports that."""
+    """The abort word of a time-out is still set, as the host has not zeroed the workspace. The next launch raises an
+    error that says so."""
     state(1, 1)
     call(arrays)
     device.synchronize()
@@ -363,7 +366,7 @@ def test_a_capture_without_normed_columns_needs_no_empty_array(device, rng):
 
 
 def test_a_prepared_product_is_launched_on_any_stream(device, rng, values, arrays):
-    """Each stream has its own words, and changed inputs between launches take effect."""
+    """Each stream has its own workspace, and a launch reads what the inputs contain at that time."""
     prepared = df.gemv_partial_norm.prepare(*arrays, n_normed=NORMED, eps=EPS)
     other = df.Stream(device)
     for stream in (None, other, other.handle, "current", None):

@@ -75,7 +75,8 @@ def test_kernels_spill_nothing_and_have_the_parameters_of_the_host(m, k, weight)
     [(2, "bfloat16", ["weight"]), (8, "float32", []), (2, "float8_e4m3fn", ["weight", "act"])],
 )
 def test_several_rows_of_act_with_an_fp8_weight_of_the_model_spill_nothing(m, act, scaled):
-    """The last block keeps 1536 normed columns in registers, for as many multiprocessors as an H200 has."""
+    """The kernel is planned for the multiprocessors of an H200. Its last block keeps 1536 normed columns in
+    registers."""
     log = model(m, act, *scaled).log
     assert re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log) == [("0", "0")]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 activations of the product with partial norm, its bias and its epilogue."""
+"""`gemv_partial_norm` with FP8 activations, with a bias and with an epilogue."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ def numbers(rng, shape, dtype):
 
 
 def call(rng, shape, dtype="bfloat16", gamma=None, residual=None, beta=False, head_columns=None, special=True, **rest):
-    """Random arrays of these dtypes; with `special`, of 5 rows and more, also rows of zeros, of -0, and with NaN,
-    infinity and small numbers."""
+    """A `Call` with random arrays. With `special`, and at least 5 rows, one row each is all 0, is all -0, has a NaN,
+    has an infinity, and has small numbers."""
     columns = head_columns or shape[-1]
     arrays = {"inputs": numbers(rng, shape, dtype), "gamma": numbers(rng, columns, gamma or dtype)}
     if residual is not None:

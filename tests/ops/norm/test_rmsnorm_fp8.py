@@ -139,7 +139,7 @@ def test_rows_with_an_infinite_factor_have_the_bits_of_the_reference(driver, rng
 
 
 def test_a_row_has_the_same_bits_in_any_batch(device, rng):
-    """A cluster holds a single row, and a block holds each of many rows."""
+    """A row is computed by a cluster if it is the only one, and by a single block if there are many."""
     many = call(rng, (19, 8192), special=False)
     one = many._replace(arrays=many.arrays | {"inputs": many.arrays["inputs"][6:7]})
     found, alone = run(device, many), run(device, one)

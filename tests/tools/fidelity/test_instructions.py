@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every instruction form has the results of a GPU on the emulated driver, on the same operands."""
+"""On the emulated driver every instruction form gives the results of a GPU for the same operands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_opcode_of_the_translator_has_a_form_or_a_reason() -> None:
     table = (*forms.table(), *matrix_forms.table())
     names = [form.name.split()[0].split(".") for form in table]
     covered = {".".join(parts[:2]) if ".".join(parts[:2]) in HANDLERS else parts[0] for parts in names}
-    assert covered | set(forms.EXCLUDED) == {name for name in HANDLERS if name[0] != "@"}  # these opcodes are not PTX
+    assert covered | set(forms.EXCLUDED) == {name for name in HANDLERS if name[0] != "@"}  # "@..." is no PTX opcode
     assert not covered & set(forms.EXCLUDED)
     assert all(forms.EXCLUDED.values())
 
@@ -34,7 +34,7 @@ def test_every_opcode_of_the_translator_has_a_form_or_a_reason() -> None:
 def test_every_form_is_named_after_an_opcode_in_its_body() -> None:
     for form in forms.table():
         opcode = form.name.split()[0]
-        assert opcode in form.body or opcode in ("ret", "exit"), form.name  # these opcodes end every kernel
+        assert opcode in form.body or opcode in ("ret", "exit"), form.name  # every kernel ends with ret and exit
 
 
 def test_the_recorded_results_match_the_version_of_the_generator(recorded) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every matrix instruction has the bits of a GPU on the emulated driver, on the same operands."""
+"""On the emulated driver every matrix instruction gives the bits of a GPU for the same operands."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Switches a process that a program on the emulated driver has started, as soon as it imports cuda.bindings.
+"""Makes a process use the emulated driver if a program on the emulated driver has started it.
 
-Python imports this module when it starts, before any module of the program. It removes its folder from `sys.path`,
-imports the `sitecustomize` that it hides, and has no cost for a process that never imports cuda.bindings.
+Python imports this module when it starts, before any module of the program. The module removes its folder from
+`sys.path`, imports the `sitecustomize` that it hides, and switches the process to the emulated driver when the process
+imports cuda.bindings. It has no cost for a process that never does.
 """
 
 import builtins
@@ -18,7 +19,9 @@ _HERE = Path(__file__).resolve().parent
 
 
 class _Switch:
-    """A finder that finds `cuda.bindings` as usual, and switches the process after the first import."""
+    """An import finder that finds `cuda.bindings` as usual. When the package has been imported, it switches this
+    process to the emulated driver.
+    """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "cuda.bindings":
@@ -39,7 +42,10 @@ class _Switch:
 def _switch() -> None:
     if importlib.util.find_spec("drvfuse") is None:  # the parent found drvfuse in its working directory
         sys.path.append(str(_HERE.parents[3]))
-    program, builtins.__import__ = builtins.__import__, importlib.__import__  # the program may have replaced it
+    program, builtins.__import__ = (
+        builtins.__import__,
+        importlib.__import__,
+    )  # the program may have replaced `__import__`
     try:
         from drvfuse.emu.program.children import switch
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accesses to memory: state space, order and scope, elements, and the part of an instruction before its suspend.
+"""Accesses to memory: state space, order and scope, elements, and the part of an instruction before its suspension
+point.
 
-The runtime checks every access before it is made. A thread suspends before each strong load and each atomic.
+The runtime checks every access before it is made. Each strong load and each atomic begins with a suspension point.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def scope_flags(op: Opcode, default: str | None = None) -> int:
 
 
 def announce(space: str, size: int) -> Callable[[Emitter, Instruction], int]:
-    """A function that emits the part before a strong access: it stores address and size, and suspends with YIELD."""
+    """A function that emits the part before a strong access: it stores address and size, and suspends the thread with
+    YIELD.
+    """
 
     def before(g: Emitter, ins: Instruction) -> int:
         operand = next((o for o in ins.operands if isinstance(o, Addr)), None)
@@ -81,12 +84,14 @@ def elements_flag(count: int, strong: bool) -> int:
 def elements(operand: Any, count: int) -> tuple[Any, ...]:
     items = operand.items if isinstance(operand, Vec) else (operand,)
     if len(items) != count:
-        raise RefusedError(f"{count} element(s) expected")
+        raise RefusedError(f"an operand of {count} element(s) is expected, not of {len(items)}")
     return tuple(items)
 
 
 def place(g: Emitter, operand: Any, space: str, size: int, flags: int, ins: Instruction) -> Callable[[int], str]:
-    """Emit the check of an access. Returns a function from the byte offset of an element to its pointer."""
+    """Emit the check of an access. Returns a function that emits the pointer to an element, given the element's byte
+    offset.
+    """
     pointer = g.parameter(operand) if space == "param" else None
     if pointer is not None:
         return lambda offset: g.op(f"getelementptr i8, ptr {pointer}, i64 {offset}") if offset else pointer

@@ -24,7 +24,7 @@ _TYPES_OF_ATOMICS = {
 
 
 def _compared(g: Emitter, value: str, n: int) -> None:
-    """Emit stores, for the runtime, of the value with which a compare-and-swap compares."""
+    """Emit stores of a compare-and-swap's comparison value to the frame, where the runtime reads it."""
     if g.mode == "raw":
         return
     if n == 128:

@@ -20,8 +20,8 @@ _OFFSET = (1 << abi.CLUSTER_SHIFT) - 1
 
 
 def _shared(op: Opcode) -> tuple[bool, int, Callable[[Emitter, Any], str]]:
-    """Consume the state space and the type of an address. Returns whether the address is generic, its width in bits,
-    and a function that emits its offset in the cluster's shared memory as an i64.
+    """Consume the state space and the type of an address. Returns (whether the address is generic, its width in bits, a
+    function that emits the offset of the address in the cluster's shared memory as an i64).
     """
     generic = not op.flag("shared::cluster")
     n = width(op.pick("u32", "u64"))
@@ -77,7 +77,7 @@ def store_async(op: Opcode) -> Action:
         target, value, barrier = ins.operands
         items = value.items if isinstance(value, Vec) else (value,)
         if len(items) != count:
-            raise RefusedError(f"{count} element(s) expected")
+            raise RefusedError(f"an operand of {count} element(s) is expected, not of {len(items)}")
         words = ["0", "0"]
         for i, item in enumerate(items):
             word, (half, shift) = g.word(item, n), divmod(i * n, 64)

@@ -29,7 +29,7 @@ def ret(op: Opcode) -> Action:
 def exit_(op: Opcode) -> Action:
     def emit(g: Emitter, ins: Instruction) -> None:
         if g.mode == "raw":
-            raise RefusedError("not available in a raw module")
+            raise RefusedError("exit is not available with raw=True")
         g.do(f"ret i32 {int(abi.Status.EXIT) if g.mode == 'kernel' else EXITED}")
 
     return Action(emit, pure=False)
@@ -55,7 +55,7 @@ def trap(op: Opcode) -> Action:
 
 @opcode(NO_FUNCTION)
 def no_function(op: Opcode) -> Action:
-    """An indirect call of an address that is no function of the module."""
+    """Emit the fault of an indirect call to an address that is no function of the module."""
 
     def emit(g: Emitter, ins: Instruction) -> None:
         g.put("op_addr", f"i64 {g.word(ins.operands[0], 64)}")
@@ -232,8 +232,8 @@ def nanosleep(op: Opcode) -> Action:
 
 # Warp-wide operations -----------------------------------------------------------------------------------------------
 def _warp(kind: abi.WarpOp, mask_at: int, operands: Any, after: Any = None) -> Action:
-    """A warp operation. `operands(g, ins)` stores its operands (op_a and so on), the member mask is operand number
-    `mask_at`, and `after` reads the results.
+    """A warp operation. `operands(g, ins)` stores its operands (op_a and so on), `mask_at` is the index of the operand
+    that is the member mask, and `after` reads the results.
     """
 
     def before(g: Emitter, ins: Instruction) -> int:

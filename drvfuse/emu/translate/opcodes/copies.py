@@ -74,7 +74,7 @@ def _arrive(op: Opcode) -> Action:
 def _bulk_store(op: Opcode) -> Action:
     reduces = op.flag("reduce")
     if op.rest[0] != "global":
-        raise RefusedError("a bulk_group copies from .shared::cta to .global")
+        raise RefusedError("a copy with .bulk_group must be from .shared::cta to .global")
     op.pick("global")
     op.pick("shared", "shared::cta")
     op.pick("bulk_group")

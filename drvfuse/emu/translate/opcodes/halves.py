@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations on fp16 and bf16 values, alone or in pairs. They are computed in fp32 or double and rounded once."""
+"""Operations on fp16 and bf16 values and pairs of them. They are computed in fp32 or double and rounded once."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def mul(op: Opcode) -> Action:
 
 @opcode("div", "rem")
 def div(op: Opcode) -> Action:
-    """A quotient or remainder by zero, which PTX leaves open, is all ones, as on an H200."""
+    """A quotient or remainder by zero, which PTX does not define, is all ones, as on an H200."""
     if _is_float(op):
         return floating.division(op)
     rem = op.base == "rem"

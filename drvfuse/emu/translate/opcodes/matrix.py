@@ -47,7 +47,7 @@ def items(operand: Any, count: int) -> tuple[Any, ...]:
 
 
 def together(g: Emitter, ins: Instruction, function: str | None = None) -> int:
-    """Emit a suspend until all lanes have arrived and `function`, if given, has run for the warp."""
+    """Emit code that suspends the thread until all lanes have arrived and `function`, if given, has run for them."""
     g.put("op_value", f"i64 {g.library(function) if function else 0}")
     g.put("op_mask", f"i32 {_ALL - (1 << 32)}")
     return g.suspend(ins, abi.Status.WARPOP, abi.WarpOp.MATRIX)
@@ -154,7 +154,7 @@ def mma(op: Opcode) -> Action:
     if not alike or c not in both or d not in both or (c != d and not mixed) or (saturated and a not in BYTES):
         raise RefusedError(f"mma has no combination .{d}.{a}.{b}.{c}{'.satfinite' if saturated else ''}")
     if quads(shape) == 1 and rows_first != ["row", "col"]:
-        raise RefusedError(f"the modifiers .row.col are expected of shape .{name}")
+        raise RefusedError(f"mma of shape .{name} needs the modifiers .row.col")
     layouts = {"a": rows_first[0], "b": rows_first[1]}
     kinds = (a, b, c, d)
     fragments = tuple(of_mma(w, shape, k, layouts.get(w, "")) for w, k in zip("abcd", kinds, strict=True))

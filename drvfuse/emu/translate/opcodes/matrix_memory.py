@@ -146,7 +146,7 @@ def _rows(op: Opcode) -> tuple[int, Callable[[Emitter, Any], None]]:
     transposed = op.flag("trans")
     space, _ = state_space(op)
     if space not in ("", "shared"):
-        raise RefusedError(f"{op.base} accesses shared memory")
+        raise RefusedError(f"{op.base} needs an address in shared memory or a generic one, not one in .{space}")
     op.pick("b16")
 
     def leave(g: Emitter, address: Any) -> None:

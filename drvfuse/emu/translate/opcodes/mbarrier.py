@@ -158,7 +158,7 @@ def bulk_load(op: Opcode) -> Action:
     def emit(g: Emitter, ins: Instruction) -> None:
         target, source, size, barrier, *mask = ins.operands[:-1] if has_policy else ins.operands
         if len(mask) != spreads:
-            raise RefusedError("a mask of blocks is expected with .multicast::cluster alone")
+            raise RefusedError("a mask of blocks must be given with .multicast::cluster, and not without it")
         ranks = g.op(f"or i32 {g.op(f'zext i16 {g.word(mask[0], 16)} to i32')}, 65536") if mask else "0"
         where = g.address(target, "shared"), g.address(source, source_space), g.word(size, 32)
         g.copying("rt_bulk", *where, g.address(barrier, "shared"), ranks, how, str(g.site(ins)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accesses by multicast addresses, which the runtime makes (`native/multimem.cuh`).
+"""Instructions on multicast addresses. They call the runtime, which accesses the memory (`native/multimem.cuh`).
 
 The forms are those that the assembler accepts: integers without vectors, 16-bit floats of 32, 64 or 128 bits in all,
 `.f32`, `.f64`, and the FP8 types, which need a target such as sm_100a.

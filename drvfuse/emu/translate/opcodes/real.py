@@ -42,7 +42,9 @@ def flush(g: Emitter, x: str) -> str:
 
 
 def flush64(g: Emitter, x: str) -> str:
-    """An operand or result of an approximate fp64 function: a subnormal is flushed, and the low word is zero."""
+    """Flush `x`, an operand or result of an approximate fp64 function: a subnormal becomes 0, and the low 32 bits
+    become 0.
+    """
     bits = g.call(g.helpers.flush("f64"), "i64", f"i64 {bits_of(g, x, 'f64')}")
     bits = g.op(f"and i64 {bits}, {-1 << 32}")
     return g.op(f"bitcast i64 {bits} to double")
@@ -87,7 +89,9 @@ def extremum(g: Emitter, verb: str, x: str, y: str, kind: str, nan: bool) -> str
 
 
 def odd(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
-    """An fp32 operation in double, rounded to odd. Rounded again to fp32 or less, by any mode, it is correct."""
+    """An fp32 operation in double, rounded to odd. Rounding this result again to fp32 or less, by any mode, gives the
+    correctly rounded result.
+    """
     d = [to_double(g, x) for x in v]
     add = g.helpers.add_odd(mode == "rm")
     if verb in ("add", "sub", "fma", "mad"):

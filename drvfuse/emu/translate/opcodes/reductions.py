@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operations and types of asynchronous reductions (red.async, cp.reduce.async.bulk), which the runtime makes
-(`native/reduce.cuh`).
+"""The operations and types of asynchronous reductions (red.async, cp.reduce.async.bulk). The runtime executes these
+reductions (`native/reduce.cuh`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def reduction(op: Opcode, space: str, *more: str) -> int:
-    """Consume the operation and the type of an asynchronous reduction in a state space, and return its `Reduce` flags.
-    `more` are further types of sums.
+    """The `Reduce` flags of an asynchronous reduction in a state space. Consumes the operation and the type in the
+    opcode. `more` are types that `add` may have besides those in `_TYPES`.
     """
     verb = op.pick(*_TYPES)
     shared, further = _TYPES[verb]

@@ -78,15 +78,18 @@ def _comparison(op: Opcode) -> Callable[[Emitter, str, str], str]:
 
 def _finish(g: Emitter, ins: Instruction, x: str, second: str, saturates: bool, signed: bool, bits: int = 64) -> None:
     """Write the result of a scalar instruction. It is clamped, and then combined with a fourth operand by the `second`
-    operation, or inserted into a part of it.
+    operation, or inserted into a part of that operand.
     """
     target, selector = _split(ins.operands[0])
-    if selector not in _PARTS or (selector and second):
-        raise RefusedError("the destination has a selector, or a second operation follows")
+    if selector not in _PARTS:
+        raise RefusedError(f"unsupported selector .{selector}")
+    if selector and second:
+        raise RefusedError(f"a second operation (.{second}) is not allowed if the destination has a selector")
     n, at = _PARTS[selector]
     if len(ins.operands) != 3 + bool(selector or second):
         raise RefusedError(
-            "a fourth operand is expected with a selector of the destination or a second operation alone"
+            "a fourth operand is needed if the destination has a selector or a second operation follows, and not "
+            "allowed otherwise"
         )
     if saturates:
         x = _clamp(g, x, n, signed, bits)
@@ -181,7 +184,7 @@ def packed(op: Opcode) -> Action:
         raise RefusedError("unsupported modifier .sat")
 
     def places(selector: str, first: int) -> list[int]:
-        """The index of the part, in both sources, that each lane of the result uses, lowest lane first."""
+        """For each lane of the result, lowest first: the index of its part, counted through both sources."""
         digits = selector[1:] or "".join(str(first + i) for i in reversed(range(lanes)))
         letter = selector[:1] or "hb"[lanes == 4]
         if letter != "hb"[lanes == 4] or len(digits) != lanes or any(not "0" <= c < str(2 * lanes) for c in digits):
@@ -192,7 +195,8 @@ def packed(op: Opcode) -> Action:
         target, mask = _split(ins.operands[0])
         mask = mask or _MASKS[lanes][-1]
         if mask not in _MASKS[lanes] or len(ins.operands) != 4:
-            raise RefusedError("four operands, the first with a selector of this instruction or none, are expected")
+            selectors = " .".join(_MASKS[lanes])
+            raise RefusedError(f"four operands are expected; a selector of the first must be one of .{selectors}")
         (a, asel), (b, bsel) = map(_split, ins.operands[1:3])
         words = g.word(a, 32), g.word(b, 32)
         last = g.word(ins.operands[3], 32)

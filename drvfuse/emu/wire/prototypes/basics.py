@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Initialisation, errors, contexts and devices."""
+"""The prototypes of the functions for initialisation, errors, contexts and devices."""
 
 PROTOTYPES = """
 // Initialisation, errors

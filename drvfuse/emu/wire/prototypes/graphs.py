@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Graphs."""
+"""The prototypes of the functions for graphs."""
 
 PROTOTYPES = """
 // Graphs

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory: allocation, copies and fills, pointers, pools, virtual memory, multicast objects."""
+"""The prototypes of the functions for memory: allocation, copies and fills, pointers, pools, virtual memory, multicast
+objects.
+"""
 
 PROTOTYPES = """
 // Memory

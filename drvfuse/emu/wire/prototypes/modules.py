@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules, functions, occupancy and launches."""
+"""The prototypes of the functions for modules, libraries, linking, kernels, occupancy and launches."""
 
 PROTOTYPES = """
 // Modules and libraries

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events, streams and captures."""
+"""The prototypes of the functions for events, streams, captures, values in memory and user objects."""
 
 PROTOTYPES = """
 // Events

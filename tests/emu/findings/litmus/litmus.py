@@ -81,7 +81,7 @@ Drive = Callable[["Lab"], None]
 
 
 def pairs(text: str) -> frozenset[Pair]:
-    """The races in a text such as "w~r s~a", each with its marks in alphabetical order."""
+    """Return the races that a text such as "w~r s~a" lists, each as a pair of marks in alphabetical order."""
     found = set()
     for item in text.split():
         one, two = sorted(item.split("~"))
@@ -90,7 +90,8 @@ def pairs(text: str) -> frozenset[Pair]:
 
 
 class Setup(ctypes.Structure):
-    """The kernels' last parameter: which thread has which role, and which roles are late."""
+    """The kernels' last parameter: the thread of each role, the role that sleeps before its accesses (`late`), and two
+    values for the body (`a` and `b`)."""
 
     _fields_ = [
         ("role", ctypes.c_uint32 * 8),
@@ -120,7 +121,7 @@ class Case:
     maybe   pairs that may be reported, as they follow from the same mistake
     edge    a pattern that the missing edge of every required race has to match, ignoring case
     detail  a further condition for each reported race
-    late    the late roles, of which each seed takes the next; None: first no role, then each role
+    late    the role that is late in the first run, in the second, and so on; None: no role, then each role
     values  the kernel's parameters at.a and at.b
     exited  lanes exit before a barrier of their warp, and the strict profile must also report that
     """
@@ -154,7 +155,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A compiled body: its name, the source of its module, and the marks in that source by line."""
+    """A kernel with the body of a case: its name, the source of its module, and for each marked line of that source the
+    mark, such as "w" for `// @w`."""
 
     name: str
     source: str
@@ -179,7 +181,7 @@ class Suite:
         self._kernels[case.top, case.body] = None
 
     def params(self) -> list[Any]:
-        """For pytest.mark.parametrize(("case", "profile"), ...)."""
+        """Return each case with each of its profiles, for `pytest.mark.parametrize(("case", "profile"), ...)`."""
         return [
             pytest.param(case, profile, id=f"{case.name}-{profile}") for case in self.cases for profile in case.profiles
         ]
@@ -410,12 +412,13 @@ def together(*places: At) -> Drive:
 
 
 def grid(blocks: Any, threads: Any, **options: Any) -> Drive:
-    """One launch of the whole kernel."""
+    """Return a `Drive` that launches a kernel without roles once."""
     return lambda here: here.launch(grid=blocks, block=threads, **options)
 
 
 def place(name: str, roles: int) -> Drive:
-    """Run each role in a thread of its own: of one warp, one block, one grid, several streams or several devices."""
+    """Return a `Drive` that runs each role in a thread of its own. By `name`, the threads are of one warp, of one
+    block, of one grid ("gpu"), or of one launch each, on several streams ("stream") or devices ("peer")."""
     where: dict[str, Callable[[int], At]] = {
         "warp": lambda i: At(thread=i),
         "block": lambda i: At(thread=32 * i + i),
@@ -428,11 +431,11 @@ def place(name: str, roles: int) -> Drive:
 
 SCOPES = ("cta", "gpu", "sys")
 NEEDS = {"warp": "cta", "block": "cta", "gpu": "gpu", "stream": "gpu", "peer": "sys"}
-"""The narrowest scope that includes the threads of a place."""
+"""By names of `place`, the narrowest scope that includes all threads there."""
 
 
 def covers(scope: str, name: str) -> bool:
-    """True if the scope of an operation includes all threads of the place of this name."""
+    """True if an operation with this scope includes all threads that `place(name, ...)` chooses."""
     return SCOPES.index(scope) >= SCOPES.index(NEEDS[name])
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads of one block: barriers of the block, of a part of it, of a warp, and what is no barrier."""
+"""Litmus tests with threads of one block: barriers of the block, of some of its warps and of a warp, and operations
+that do not order accesses although they synchronise lanes or are fences."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clusters of blocks: their barrier, when the shared memory of other blocks exists, scopes, st.async, mbarriers.
 
-If an access races with the start or the end of the block that owns the memory, the other mark is "host".
+An access may race with the start or the end of the block that owns the memory. In the expected pair, "host" takes the
+place of a mark for that start or end.
 """
 
 from __future__ import annotations

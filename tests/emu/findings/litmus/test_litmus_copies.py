@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asynchronous copies to shared memory: a wait orders them for their own thread, and a barrier after it for others."""
+"""Asynchronous copies to shared memory. A wait orders them for the thread that issued them; a barrier after the wait
+orders them for other threads."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bulk copies to global memory: a wait with .read orders what they read, one without it what they write too."""
+"""Bulk copies to global memory. A wait with .read orders the copies' reads only; a wait without .read also orders their
+writes."""
 
 from __future__ import annotations
 

@@ -247,7 +247,8 @@ def _(here: Lab) -> None:
 
 
 def _let_it_run(here: Lab) -> None:
-    """Wait for a kernel of another stream. All work queued before it has then run, but no program may rely on that."""
+    """Run a kernel on another stream, and wait for it. On the emulated driver all work that was queued before has then
+    run too, but no program may rely on that."""
     run(here, 3, here.stream(7))
     ok(here.cuda.cuStreamSynchronize(here.stream(7)))
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads of one block that store the same value to one word race in the strict profile only. In other cases lanes
-store different elements.
+"""Litmus tests with threads of one block. If they store the same value to one word, that is a race in the strict
+profile only. In the second part the lanes of a warp store different elements.
 
-Lanes whose elements lie side by side share entries of the detector: an access that conflicts with one lane's element
-does not conflict with those of the others.
+Elements of several lanes that lie side by side share an entry of the detector. An access to the element of one lane
+must not conflict with those of the others.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from litmus import Suite, fill, grid
 
 suite = Suite()
 
-# One value stored by all threads
-# -----------------------------------------------------------------------------------------------------
+# One value stored by all threads --------------------------------------------------------------------------------------
 
 ALL = """
 u32 t = threadIdx.x, v = blockIdx.x + 1;
@@ -134,8 +133,9 @@ for (size, columns), (kind, first) in itertools.product(
     ):
         second = f"if ({who}) {fill(SECOND, where=where, **sizes)}"
         body = fill(ELEMENTS, first=fill(first, **sizes), between=between, second=second, **sizes)
-        # Lanes that write one element: a race in `strict`, unless the second write hides the first. In hardware the
-        # second write of another lane may have come between the two, and changed the value.
+        # Several lanes store one value to the same element, which is a race in `strict`. If `second` follows at once,
+        # two things may happen, so the race is optional in both profiles. The record of a lane's second store may
+        # replace that of its first. Or a second store changes the value before another lane makes its first.
         doubles = "a~a" if kind == "written" and columns < 32 else ""
         hidden = doubles and between == ""
         suite.add(

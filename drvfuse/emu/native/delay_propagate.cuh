@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How pending stores are passed on: from a block to its device, and from the device to everybody.
+// How pending stores are propagated: from a block to its device, and from the device to all devices and the host.
 #pragma once
 
 #include "delay_view.cuh"
 
-const u64 LATEST = 1024;  // the most passes of the scheduler (pass.cuh) for which a store stays at one level
+const u64 LATEST = 1024;  // the most passes of the scheduler (pass.cuh) before a store is propagated by one step
 
-// Numbers a store anew, and draws the pass after which it is passed on at the latest. Seed 0 keeps all stores as long
-// as possible, other seeds keep some for a shorter time.
+// Gives a store a new `order`, and draws the pass of the scheduler after which it is propagated at the latest. Seed 0
+// keeps all stores as long as possible, other seeds keep some for a shorter time.
 FN void set_age(Engine* e, Delay* d, PendingStore* p) {
     p->order = ++d->last_order;
     u64 random = e->seed ? hash(e->seed * 0x9E3779B97F4A7C15ull + d->last_order) : ~0ull;
@@ -16,7 +16,7 @@ FN void set_age(Engine* e, Delay* d, PendingStore* p) {
     if (p->due_pass < d->earliest_due) d->earliest_due = p->due_pass;
 }
 
-// Makes a store of a block visible to its device.
+// Propagates a store of a block to its device.
 FAR void to_device(Engine* e, Delay* d, u32 i) {
     PendingStore* p = &d->pool[i];
     u32 shown = p->level == P_BLOCK && d->shown_block == p->block;
@@ -31,8 +31,8 @@ FN u32 is_freed(Launch* l, u64 addr) {
     return (*(u32*)(l->access_base + (addr - l->window_base >> 16) * 4) >> 24 & 0x3F) == K_FREED;
 }
 
-// Makes a store, which its device sees already, visible to everybody, and frees its entry. At the call, memory must
-// have the view of that device, or the view of everybody.
+// Propagates a store of a device to all devices and the host, and frees its entry. Memory must hold the view of that
+// device, or the common view.
 FAR void to_all(Delay* d, u32 i) {
     PendingStore* p = &d->pool[i];
     if (d->shown_device != p->device + 1 && !is_freed(p->launch, p->addr)) exchange(p);
@@ -45,9 +45,9 @@ FAR void to_all(Delay* d, u32 i) {
     if (!--d->live_count) d->highest = d->free_list = 0;
 }
 
-// Passes a store on by one level, after the older stores of its block, or device, that it must not overtake: those that
+// Propagates a store by one step, after the older stores of its block, or device, that it must not overtake: those that
 // overlap it, those that overlap these, and so on.
-FAR void pass_on(Engine* e, Delay* d, u32 i) {
+FAR void propagate(Engine* e, Delay* d, u32 i) {
     PendingStore* p = &d->pool[i];
     u32 head = d->buckets[bucket_of(p->addr)], level = p->level, bytes = bytes_of(p->addr, p->size), known;
     u64 owner = level == P_DEVICE ? p->device : p->owner, order = p->order, addr = p->addr;
@@ -61,7 +61,7 @@ FAR void pass_on(Engine* e, Delay* d, u32 i) {
         LOOP for (u32 j = head; j; j = d->pool[j].bucket_next) {
             PendingStore* q = &d->pool[j];
             if (q->level != level || (level == P_DEVICE ? q->device : q->owner) != owner || q->order > order) continue;
-            u32 others = same_chunk(q, addr) ? bytes_of(q->addr, q->size) : 0;
+            u32 others = same_sector(q, addr) ? bytes_of(q->addr, q->size) : 0;
             if (others & bytes) bytes |= others;
         }
     } while (bytes != known);
@@ -79,13 +79,13 @@ FAR void pass_on(Engine* e, Delay* d, u32 i) {
     } while (first != i);
 }
 
-// Passes all stores of a device on to everybody.
-FAR void pass_on_device(Delay* d, u32 device) {
+// Propagates the stores of a device to all devices and the host.
+FAR void propagate_device(Delay* d, u32 device) {
     LOOP while (d->devices[device].first) to_all(d, d->devices[device].first);
 }
 
-// Passes the stores of a block and of its device that overlap a range on to everybody.
-FAR void pass_on_overlapping(Engine* e, Block* b, u32 device, u64 addr, u32 size) {
+// Propagates stores to all devices and the host: those of a block and of its device that overlap a range.
+FAR void propagate_overlapping(Engine* e, Block* b, u32 device, u64 addr, u32 size) {
     Delay* d = e->delay;
     u32 i, bytes = bytes_of(addr, size);
     LOOP do {
@@ -93,7 +93,7 @@ FAR void pass_on_overlapping(Engine* e, Block* b, u32 device, u64 addr, u32 size
             PendingStore* p = &d->pool[i];
             if (!overlaps(p, addr, bytes)) continue;
             if (p->level == P_DEVICE ? p->device == device : p->owner == b->owner) {
-                pass_on(e, d, i);
+                propagate(e, d, i);
                 break;
             }
         }
