@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """COAT's FP8 norms, divisions and residual add on one device, under COAT's names and with its signatures.
 
-`fp8_workspace_bytes` alone is not COAT's: it says how large a workspace that a caller brings must be.
+Only `fp8_workspace_bytes` is not COAT's: it returns how many bytes an argument `workspace` must have.
 """
 
 from .ops.coat.division import fp8_division as fp8_division

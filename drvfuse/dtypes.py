@@ -52,7 +52,7 @@ class DType:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The same as `numpy`, under the name by which numpy converts an object to a dtype."""
+        """The same as `numpy`: numpy reads the attribute `dtype` when it converts an object to a dtype."""
         return self.numpy
 
     def __eq__(self, other: object) -> bool:
@@ -123,7 +123,7 @@ def _find(dtype: Any) -> DType | None:
 
 
 def name_of(dtype: object) -> str:
-    """The name of a framework's dtype (torch's, numpy's, a class of ml_dtypes) or of a string, without its module."""
+    """The name, without its module, of a dtype of torch, numpy or ml_dtypes, or of a dtype given as a string."""
     return dtype.__name__ if isinstance(dtype, type) else str(dtype).rpartition(".")[2]
 
 

@@ -102,8 +102,8 @@ def kind_of(value: object) -> str:
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number with its noun, for messages: "1 array", "2 arrays". `plural` is for nouns whose plural does not end in
-    an "s" after the singular."""
+    """A number with its noun, for messages: "1 array", "2 arrays". `plural` is the plural of the noun, by
+    default the noun with an "s"."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
@@ -130,8 +130,8 @@ def any_of(names: Sequence[str]) -> str:
 def require_real(
     argument: str, value: Any, *, least: float = -math.inf, positive: bool = False, finite: bool = True
 ) -> float:
-    """`value` rounded to float32. Raises ArgumentError for a value that is no number, NaN, or less than `least`, and,
-    if `positive` or `finite` ask for it, for one that is not above 0 or not finite."""
+    """`value` rounded to float32. Raises ArgumentError for a value that is no number, NaN, or less than `least`. With
+    `positive` the value must also be above 0, and with `finite` it must be finite."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         number = float(value)
         try:

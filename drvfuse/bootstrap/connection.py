@@ -212,7 +212,7 @@ class Connection:
             if "ended" in message:
                 board, rank, how = message["ended"]
                 self._ended.setdefault(board, {})[rank] = how
-            elif message["answer"] in self._answers:  # otherwise the wait of its request was interrupted
+            elif message["answer"] in self._answers:  # otherwise the thread that waited for this answer was interrupted
                 self._answers[message["answer"]] = message, data
                 self._news.notify_all()
 

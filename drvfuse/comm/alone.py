@@ -122,12 +122,13 @@ class AloneLaunches:
             launch.adapt(self.alone, self.wide)
 
     def launched(self) -> None:
-        """Record that launches with two forms are queued next: if the group is alone, they rely on that."""
+        """Record that launches with two forms (`Adapting`) are queued next. If the group is alone, they rely on being
+        alone."""
         self._queued |= self.alone
 
     def captured(self, graph: Graph | None) -> None:
-        """Record that `graph` holds a launch with two forms: if the group is alone, the launch relies on that. None
-        means a graph of another library."""
+        """Record that `graph` holds a launch with two forms (`Adapting`). If the group is alone, the launch relies on
+        being alone. None means a graph of another library."""
         if not self.alone:
             return
         if graph is None:

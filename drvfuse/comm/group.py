@@ -369,13 +369,13 @@ class Group(Owned, Owner):
     def _before_replay(self, stream: Stream) -> None:
         self.admit([stream])
         self.alone.before_replay()
-        self.state.forget_partial()  # from here on the program must keep the calls of all ranks in one order
+        self.state.forget_partial()  # after a replay only the program can keep one order of calls on all ranks
 
     def symmetric(self, nbytes: int, multicast: bool = False) -> SymmetricBuffer:
-        """Memory of one address per rank that every rank can read and write; the caller closes it.
+        """Memory on each rank's device that every rank can read and write. The caller closes it.
 
         With `multicast` this method makes a multicast object, and blocks until the fabric is ready. The buffer then
-        also has `multicast_ptr`, one address of byte 0 of all ranks' parts, for `multimem` instructions. Between an
+        also has `multicast_ptr`, one address for byte 0 of all ranks' parts, for `multimem` instructions. Between an
         access to a part by its own address and an access by `multicast_ptr` there must be a `fence.proxy.alias` or the
         end of a kernel. Collectives with `use_multimem=True` need no copy of inputs that lie in such a buffer.
 
@@ -413,8 +413,9 @@ class Group(Owned, Owner):
         """Wait for the ranks' queued work and free the workspaces. Idempotent; arrays stay valid.
 
         Raises CaptureError while a rank's stream is being captured; the group stays open then. A group that is garbage
-        collected without `close` is freed at a later allocation or synchronisation. A hang report that was not read is
-        dropped. If waiting for the queued work fails, memory that running kernels may still use is not freed.
+        collected without `close` is freed at a later allocation or synchronisation. An unread report of a
+        kernel that gave up waiting is dropped. If waiting for the queued work fails, memory that running kernels may
+        still use is not freed.
         """
         if not self.closed and not forked() and not self.driver.closed:
             for rank in self.ranks:

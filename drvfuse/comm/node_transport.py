@@ -71,7 +71,7 @@ class NodeTransport(OnBoard):
         raise Unsupported("symmetric memory exists inside one node only, and the group has several nodes")
 
     def all_ended(self) -> bool:
-        return True  # only multicast memory has to wait for the other ranks, and there is none
+        return True  # unused: whether all ranks have ended matters only for multicast memory, which is refused
 
     def close(self) -> None:
         self._node.close()

@@ -97,7 +97,7 @@ def dispose(driver: Driver, owned: Resources) -> None:
     if failure is not None:
         if link is not None:
             link.stop()
-        driver.abandoned.append(owned)  # kernels of the other ranks may still use its memory
+        driver.abandoned.append(owned)  # not freed, as kernels of the other ranks may still use the memory
         transport.close()
         raise failure
     owned.budget.release()

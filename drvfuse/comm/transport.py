@@ -29,7 +29,7 @@ _NOBODY: Mapping[int, str] = MappingProxyType({})
 
 
 class Member(NamedTuple):
-    """The facts about the device of a rank that plans need; the rank may be in another process."""
+    """What plans need to know about the device of a rank. The rank may be in another process."""
 
     name: str
     capability: tuple[int, int]

@@ -102,14 +102,14 @@ class Workspace:
     """The workspaces of all ranks of a group, and their report blocks.
 
     All tables have an entry for each rank of the group. `pointers[i]` is rank i's workspace, valid on rank i's device
-    and, where the transport is shared, on every other. `report_pointers[i]` is rank i's report block as the devices of
-    this process see it, and `reports[i]` is its contents. A process fills and clears only the workspaces of its own
-    ranks. The group owns this object; `close()` frees the memory.
+    and, if all ranks can access one another's memory, on every device. `report_pointers[i]` is rank i's report block as
+    the devices of this process see it, and `reports[i]` is its contents. A process fills and clears only the workspaces
+    of its own ranks. The group owns this object; `close()` frees the memory.
     """
 
     def __init__(self, transport: Transport, payload_bytes: int, nodes: Nodes) -> None:
-        """Allocates the workspaces. Collective, as `Transport.allocate` is. `nodes` are the nodes of the group: kernels
-        use the numbers that ranks have inside their nodes."""
+        """Allocates the workspaces. Collective, as `Transport.allocate` is. Kernels report a peer by its
+        number inside the node, which `nodes` converts to a rank."""
         self.nodes = nodes
         self.payload_bytes = payload_bytes
         self.slots_offset = (PAYLOAD_OFFSET + payload_bytes + 127) // 128 * 128

@@ -53,7 +53,7 @@ def key_of(parts: Mapping[str, Any]) -> str:
 
 
 def entry_path(label: str, key: str) -> Path | None:
-    """The path of the entry with the key `key`, which may be missing; None if the cache is off."""
+    """The path of the entry with the key `key`, whether or not the entry exists; None if the cache is off."""
     if not config.get("cache"):
         return None
     return Path(config.get("cache_dir")) / "kernels" / f"{_readable(label)}-{key[:40]}"

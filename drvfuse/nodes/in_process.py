@@ -68,8 +68,8 @@ class InProcess:
             self._meet(rail, 1)
 
     def _meet(self, rail: Sequence[_Exchanged], which: int) -> None:
-        """Make later work on the stream of each part wait for the work that is queued now on the streams of all parts
-        of `rail`."""
+        """Order the streams of the parts in `rail`, which are exchanged with one another: later work on each stream
+        waits for the work that is queued now on all of them. `which` selects the first or the second events."""
         events = [self._events[part.member.rank][which] for part in rail]
         for event, part in zip(events, rail, strict=True):
             event.record(part.stream)
@@ -113,7 +113,7 @@ def _rails(parts: Sequence[_Exchanged]) -> list[list[_Exchanged]]:
 
 
 def _copy(to: Part, source: Part) -> None:
-    """Copy the numbers of `source`'s own node to the memory of `to`, to the same offset from the part's address."""
+    """Copy the numbers of the node of `source` to `to`. Both parts have them at the same offset from their address."""
     offset = _FLOAT * source.count * source.member.node
     _copy_bytes(to, to.address + offset, source, source.address + offset, _FLOAT * source.count)
 
@@ -124,7 +124,8 @@ def _copy_piece(to: Pieces, place: Piece, source: Pieces, piece: Piece) -> None:
 
 
 def _copy_bytes(to: Part | Pieces, target: int, source: Part | Pieces, address: int, nbytes: int) -> None:
-    """Copy on the stream of `to`."""
+    """Queue a copy of `nbytes` from `address` on the device of `source` to `target` on the device and stream of
+    `to`."""
     device, holder = to.member.device, source.member.device
     with device.use():
         if to.stream.capture_id() is None:

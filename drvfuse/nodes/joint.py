@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the link between a group's nodes from the arguments that concern nodes."""
+"""Connects the nodes of a group (`NodeLink`), as the group's arguments that concern nodes say."""
 
 from __future__ import annotations
 

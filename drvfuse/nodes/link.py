@@ -93,8 +93,8 @@ class NodeLink:
         graph.before_launch(self._admit)
 
     def _admitting(self) -> Callable[[Stream], None]:
-        """A new check for `Graph.before_launch`, which raises after the next `reset`. All graphs that are captured
-        before that get the same function, so that a graph adds it only once.
+        """Return a new function for `Graph.before_launch`, which raises CaptureError after the next `reset`. Graphs
+        that are captured until that reset share the function, so that each graph adds it only once.
         """
 
         def admit(stream: Stream) -> None:
@@ -154,7 +154,8 @@ class _Watchdog:
 
     def _watch(self) -> None:
         words = self._link.words
-        since: dict[int, tuple[tuple[int, int], float]] = {}  # local rank -> its exchange, and since when
+        # for a local rank with an unfinished exchange: that exchange, and the time when it was first seen
+        since: dict[int, tuple[tuple[int, int], float]] = {}
         while not self._ended.wait(self._link.bound / _POLLS_PER_TIMEOUT):
             bound, now = self._link.bound, time.monotonic()
             for position, (begun, ended, sending, received) in enumerate(words.tolist()):

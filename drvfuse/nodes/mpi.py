@@ -154,7 +154,8 @@ class Mpi:
         self._buffer = None
 
     def _compare_sizes(self, part: Part) -> None:
-        """Raise where sizes differ: MPI need not detect that, and may leave a part of the larger buffer unwritten."""
+        """Raise ExchangeError if `part.count` differs between the nodes. MPI need not detect a difference, and may
+        leave a part of the larger buffer unwritten."""
         counts = np.full(self._rail.Get_size(), part.count, np.int64)
         with self._calls(part.member.rank):
             self._wait(part, self._rail.Iallgather(self._mpi.IN_PLACE, [counts, self._mpi.INT64_T]))

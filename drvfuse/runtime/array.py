@@ -84,7 +84,7 @@ class Array:
             shape = (max(stop - start, 0), *self.shape[1:])
         else:
             if isinstance(index, bool) or not hasattr(index, "__index__"):
-                raise ArgumentError("index", kind_of(index), "an int or a slice: only the first dimension is cut")
+                raise ArgumentError("index", kind_of(index), "an int or a slice, of the first dimension only")
             start, step, shape = operator.index(index), 1, self.shape[1:]
             if not -length <= start < length:
                 raise IndexError(f"index {start} is outside the first dimension of {self!r}")

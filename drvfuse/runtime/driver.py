@@ -186,7 +186,7 @@ class Driver(Owner):
 
     def unrecorded(self, name: str) -> Callable[..., None]:
         """The driver's function `name` as a checked call that returns nothing and is not kept in `calls.ring`. If the
-        setting `trace_driver` writes calls to stderr or a file, it is written."""
+        setting `trace_driver` writes calls to stderr or a file, calls of the function are written too."""
         if self._sink is not None:
             return getattr(self, name)
         function = self.raw(name)

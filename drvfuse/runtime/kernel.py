@@ -262,7 +262,7 @@ def _device_of(args: Sequence[object]) -> Device:
 
 def _dimensions(argument: str, value: int | Sequence[int]) -> tuple[int, int, int]:
     try:
-        if isinstance(value, (tuple, list, Sequence)):  # the check for Sequence alone is slow
+        if isinstance(value, (tuple, list, Sequence)):  # tuple and list come first, as the check for Sequence is slow
             given = [operator.index(n) for n in value]
         else:
             given = [operator.index(value)]

@@ -90,7 +90,7 @@ class Owned:
     _closed = False
 
     def _owns(self, driver: Driver, free: Callable[..., None], *args: Any) -> None:
-        """`free(driver, *args)` will run once, at close() or at a flush after this object is collected.
+        """Let `free(driver, *args)` run once, at close() or at a flush after this object is collected.
 
         `args` must not hold self.
         """

@@ -79,7 +79,7 @@ class Module:
     """A compiled source. `module[name]` is a Kernel, by its symbol or by the name expression that `compile` was given;
     ArgumentError names the kernels that there are. The module is loaded on each device at first use.
 
-    It is never unloaded: the driver would wait for running kernels, which the garbage collector must not cause.
+    It is never unloaded: unloading waits for running kernels, and the garbage collector must not wait.
     """
 
     def __init__(self, image: Image, driver: Driver) -> None:

@@ -67,7 +67,7 @@ class _Bound(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """The driver objects that a Multicast has made and must undo, in the order of their creation."""
+    """The driver objects that a Multicast has made and must free, in the order of their creation."""
 
     handle: Any
     bound: list[_Bound]
@@ -178,7 +178,7 @@ class Multicast(Owned):
         self._bind("cuMulticastBindMem", bound._replace(memory=memory), memory.handle, memory_offset, bound.nbytes, 0)
 
     def bind_address(self, device: Device, ptr: int, nbytes: int, *, offset: int = 0) -> None:
-        """Bind the `nbytes` of memory of `device` that are mapped at `ptr`, at `offset` of the object.
+        """Bind memory of `device` at `offset` of the object: the `nbytes` bytes that are mapped at `ptr`.
 
         The memory must belong to a `SymmetricBuffer`, to `PhysicalMemory`, or to a memory pool whose memory can be
         exported. (The pools of drvfuse's arrays are not of that kind.) The caller must keep the memory.

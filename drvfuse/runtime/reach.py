@@ -44,10 +44,11 @@ def readable_by(ptr: int, nbytes: int, reader: Device) -> bool:
 
 
 def copyable_by(ptr: int, nbytes: int, copier: Device) -> bool:
-    """True if cuMemcpyDtoDAsync in the context of `copier` takes `nbytes` bytes at `ptr` of any device.
+    """True if cuMemcpyDtoDAsync in the context of `copier` can copy the `nbytes` bytes at `ptr`, which may belong to
+    any device.
 
-    The rules are those of `readable_by`, but memory of cuMemAlloc needs no peer access. (cuMemcpyPeerAsync takes all
-    memory.)
+    The rules are those of `readable_by`, but memory of cuMemAlloc needs no peer access. (cuMemcpyPeerAsync can
+    copy from any device memory.)
     """
     return _reached_by(ptr, nbytes, copier, lambda *_: True)
 

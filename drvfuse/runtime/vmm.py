@@ -2,9 +2,9 @@
 """Virtual memory management: physical memory, address ranges, mappings, and symmetric buffers made of them.
 
 The driver has physical memory (`PhysicalMemory`), reserved addresses (`AddressRange`), and mappings of memory at
-addresses (`Mapping`), with access set for each device. `PhysicalMemory.export` returns a file descriptor of the memory,
-of which `ImportedMemory` makes a handle in another process of the host. The driver frees physical memory when no handle
-and no mapping of it is left in any process.
+addresses (`Mapping`), with access set for each device. `PhysicalMemory.export` returns a file descriptor of the memory.
+In another process of the host `ImportedMemory` makes a handle from this descriptor. The driver frees physical memory
+when no handle and no mapping of it is left in any process.
 """
 
 from __future__ import annotations

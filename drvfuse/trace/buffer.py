@@ -174,7 +174,7 @@ class Trace:
 
     @property
     def clocks(self) -> tuple[Clock, ...]:
-        """The clocks of the ranks, in their order, as `records` measured them last, or as measured now."""
+        """The clocks of the ranks, in rank order. `records` measures them; if it has not, they are measured now."""
         if self._clocks is None:
             self._clocks = clocks.measure(self.devices, self._readable)
         return self._clocks

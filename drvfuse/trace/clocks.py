@@ -46,12 +46,13 @@ VIRTUAL = Clock(resolution_ns=0.0, cycles_per_ns=1.0, offset_ns=0.0, error_ns=0.
 
 
 def kernels(device: Device) -> Module:
-    """`trace_ticks` and `trace_meet` of cu/trace/trace_clocks.cu."""
+    """The compiled module of cu/trace/trace_clocks.cu, with the kernels `trace_ticks` and `trace_meet`."""
     return compile(CU / "trace" / "trace_clocks.cu", driver=device.driver, arch=device.arch, include=[CU])
 
 
 def measure(devices: Sequence[Device], readable: bool) -> tuple[Clock, ...]:
-    """The clocks of `devices`. If the devices are `readable` by each other, they are compared with the first one.
+    """The clocks of `devices`. If the devices can read each other's memory (`readable`), each clock is compared with
+    the clock of the first device.
 
     Runs small kernels on the devices' own streams, one after the other, and waits for them.
     """
@@ -99,8 +100,8 @@ def _apart(kernel: Kernel, first: Device, second: Device) -> tuple[float, float]
 
 
 def bounds(sent: np.ndarray, heard: np.ndarray, answered: np.ndarray) -> tuple[float, float]:
-    """(offset, largest error) of one timer to another. In each round the first timer was read (`answered`) between two
-    readings (`sent` and `heard`) of the second timer.
+    """(first timer minus second timer, largest error of this offset). In each round the first timer was read
+    (`answered`) between two readings (`sent` and `heard`) of the second timer.
 
     Every round gives a lower and an upper bound of the offset, and the narrowest bounds are used. Half of the sum of
     the two timers' steps is added to the error, since a reading may be up to one step early.

@@ -92,7 +92,7 @@ def _accuracy(clocks: Mapping[int, Clock]) -> str:
 
 
 def _colors() -> dict[str, Any]:
-    """Grey for time spent waiting, colours for work."""
+    """Role -> its colour: grey for waiting, other colours for work."""
     from matplotlib import colormaps
 
     work = [role for role in _DRAWN if role not in _IDLE]

@@ -19,8 +19,8 @@ _WAIT = "wait"
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of a kernel's blocks on one rank: the mean time of a block in the phase, its share of the block's time,
-    the largest time, and the block with the largest time."""
+    """A phase of a kernel's blocks on one rank: the mean and the largest time that a block spends in the phase, the
+    mean as a share of the whole time of a block, and the block with the largest time."""
 
     rank: int
     role: str

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def summary(records: Records, clocks: Mapping[int, Clock]) -> str:
-    """For each kernel the time of its phases, the skew and the slowest block of each rank, and the waits for peers."""
+    """Tables, as one text. They show for each kernel the time of its phases, the skew and the slowest block of each
+    rank, and the waits for peers."""
     if not records.size:
         return "nothing was recorded\n"
     virtual = all(clock == VIRTUAL for clock in clocks.values())
