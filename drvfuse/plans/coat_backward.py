@@ -110,8 +110,8 @@ class BackwardShape(NamedTuple):
         return 256 * self.team_warps * self.packs
 
     def sum_bytes(self, sums: int) -> int:
-        """The bytes of shared memory for w and for `sums` sums over the rows, the arrays `weights` and `shared` of the
-        kernels.
+        """The bytes of shared memory for two arrays of the kernels: `weights`, for w, and `shared`, for `sums` sums
+        over the rows.
         """
         if self.few:
             return 4 * (self.team_columns + 8 * self.threads * sums)

@@ -21,8 +21,8 @@ _ONE_BLOCK_ELEMENTS = 8192  # the largest number of elements for which `FewRows`
 # The largest numbers of rows per multiprocessor for which `FewRows` is quicker than `ManyRows`: if blocks of `ManyRows`
 # can share rows, and if they cannot.
 _FEW_ROWS, _FEW_UNSHARED_ROWS = 8, 20
-_LAYER_ROWS = 512  # with fewer rows, LayerNorm kernels with three grid barriers are slower than one with fewer
-_EXCHANGE_ROWS = 16  # an exchange of sums between blocks takes as long as this number of rows of 512 columns
+_LAYER_ROWS = 512  # with fewer rows, cu/coat/fp8_layernorm_forward.cu is quicker: one grid barrier, not three
+_EXCHANGE_ROWS = 16  # exchanging sums between blocks takes as long as the work on this number of rows of 512 columns
 _CLUSTER_CAPABILITY = (9, 0)  # the least compute capability with clusters
 _PORTABLE_CLUSTER = 8  # the number of blocks of a cluster that every device with clusters can run
 _HELD_ROWS = 16  # the largest number of rows of `HeldRows`
@@ -132,8 +132,8 @@ class HeldRows(_Plan):
 
 
 class HeldTiles(_Plan):
-    """The plan of cu/coat/fp8_norm_forward_tiles.cu: the registers of one grid hold x, up to some thousand rows. x is
-    read once.
+    """The plan of cu/coat/fp8_norm_forward_tiles.cu: x, which has up to some thousand rows, is in the registers of one
+    grid and is read once.
 
     A block holds `block_rows` rows of a segment of 512 columns, or of one of the `split` parts of such a segment. It
     waits for all other blocks.
@@ -268,7 +268,8 @@ class ManyRows(_Plan):
         each = ceil_div(segments, split)
         self.parts = ceil_div(segments, each)
         self.part_columns = each * _SEGMENT
-        # Small tiles if there are few tiles, else tiles whose columns are stored with wider instructions.
+        # Small tiles if several blocks share rows, as there are few rows. Otherwise columns are stored with wider
+        # instructions.
         self.tile_rows, self.tile_columns = (4, 16) if self.parts > 1 else (16, 8)
         self.row_lanes = self.block_rows // self.tile_rows
         tile_columns = 32 // self.row_lanes * self.tile_columns

@@ -57,7 +57,7 @@ class RowPlan(NamedTuple):
 
 class LayerNormTiles(NamedTuple):
     """The tiles of cu/coat/fp8_layernorm_forward.cu, which are small for small tensors. The fields: rows of a lane's
-    part of a tile, and lanes with different rows of the same columns."""
+    part of a tile, and lanes among which the rows of a tile are divided."""
 
     rows: int
     lanes: int

@@ -170,7 +170,7 @@ def _multimem_slot(work: Work, columns: int) -> int:
     scales; and for its normed row."""
     row_packs = ceil_div(columns, work.width)
     row_bytes, sent = row_packs * PACK_BYTES, work.sent_bytes(row_packs)
-    if work.residual:  # residual_out overwrites the staged row, unless the row is smaller
+    if work.residual:  # residual_out overwrites the staged row, unless residual_out is larger
         return sent + (row_bytes if work.staged and sent > row_bytes else 0)
     normed = row_bytes if work.normed else 0
     result = row_bytes if work.staged else ceil_div(sent - normed, 16) * 16

@@ -25,10 +25,10 @@ NORM_WARPS = 8  # the maximum number of warps that compute norms, over all rows 
 ROUND_COLUMNS = 4096  # the maximum number of normed columns that the last block waits for in one round
 STAGES = 4  # the maximum number of stages in flight
 
-# The least bytes and rows for which copies to shared memory are faster than loads, and the sizes of both. Timed on an
-# H200.
+# Copies to shared memory are faster than loads if a row of the weight has at least COPIED_ROW_BYTES and a block at
+# least COPIED_ROWS rows. These numbers, and the sizes for copies and for loads, were timed on an H200.
 COPIED_ROW_BYTES, COPIED_ROWS = 7 << 10, 8
-MANY_COPIED_ROW_BYTES = 4 << 10  # the least bytes with several rows of act, whose products need many registers
+MANY_COPIED_ROW_BYTES = 4 << 10  # COPIED_ROW_BYTES if act has several rows, whose products need many registers
 COPIED_STAGE_BYTES, COPIED_SUM_WARPS = 16 << 10, 2
 COPIED_BYTES = 96 << 10  # the maximum number of bytes of copies in flight: more would delay other reads
 LOADED_PACKS, LOADED_SUM_WARPS = 4, 4

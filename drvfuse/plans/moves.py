@@ -122,7 +122,7 @@ class MoveWork:
 
     @property
     def remote(self) -> int:
-        """The number of all bytes that are sent to another rank."""
+        """The number of bytes that all ranks together send to other ranks."""
         return sum(self.sent(i) for i in range(self.ranks))
 
     @property

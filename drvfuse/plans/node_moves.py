@@ -144,8 +144,8 @@ def all_gather(
 
 def _scales_of_other_nodes(part: int, arrangement: Arrangement, ranks: NodeRanks, payload_bytes: int) -> list[Step]:
     """The steps that gather the scales (part `part` of the call) of other nodes. For each chunk there is a step between
-    the nodes, and then one step inside the nodes for each other node's scales. Slot `step` - 1 of a payload holds those
-    from the node that is `step` nodes further on."""
+    the nodes, and then one step inside the nodes for each other node's scales. In a payload the scales from
+    the node that is i nodes further on begin at offset (i - 1) * `slot_bytes`."""
     steps: list[Step] = []
     for chunk in chunks_of_scales(arrangement, payload_bytes, ranks.count - 1):
         crossings, inside = [], []

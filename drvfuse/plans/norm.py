@@ -16,7 +16,7 @@ _LANES_THREADS = 128  # threads of a block whose warps hold several rows each
 _FLOATS = 32, 8  # floats per thread with many rows: without a residual, with a residual
 _LANES_FLOATS = 16  # floats per thread with many rows, if several rows share a warp
 _FEW_FLOATS = 8  # floats per thread with few rows
-_MANY_ROWS = 2  # rows are many if there are more rows than this number times the multiprocessors
+_MANY_ROWS = 2  # rows are many if there are more than this number per multiprocessor
 _MAX_CLUSTER = 8  # the maximum number of blocks of a cluster
 _FEW_THREADS = 128  # if a block has more packs of a row than this, more blocks may share the row
 

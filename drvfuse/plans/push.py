@@ -18,7 +18,7 @@ GREETINGS_BYTES = 128  # bytes at the start of a half for the words that greet()
 CLUSTER_CAPABILITY = (9, 0)
 _MAX_HALF = 2**32 - 128  # the largest half in bytes: offsets in a half have 32 bits
 _MOST_ITEMS = 2**31  # the largest number of items of a round: kernels count a round's packs in 32 bits
-_EXTRA = 256  # bytes of a half in addition to half of the workspace, for greetings and the scales of a few rows
+_EXTRA = 256  # a half has this many bytes more than half of `workspace_bytes`: for greetings and a few rows' scales
 
 
 def half_bytes(workspace_bytes: int) -> int:

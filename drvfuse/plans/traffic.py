@@ -59,8 +59,8 @@ def sending_words(ranks: int, nbytes: int) -> Traffic:
 
 
 def adding_residual(algo: str, ranks: int, nbytes: int) -> Traffic:
-    """Traffic of reading the residual and writing residual_out, the inputs' sum with the residual. With two stages all
-    ranks read each row of it from the owner's payload.
+    """Traffic of reading the residual and writing residual_out, the inputs' sum with the residual. With "two_stage"
+    all ranks read residual_out from the payloads of the rows' owners.
     """
     if algo == "push_two_shot":  # the owner reads the residual, and sends the sum
         return Traffic((3 * ranks - 1) * nbytes, (ranks - 1) * nbytes)
@@ -75,8 +75,8 @@ def of_nodes(nodes: int, inside: Traffic, elements: int, places: int) -> Traffic
     """Traffic of a call over several nodes: each node has the traffic `inside`, and `elements` float32 partial sums.
 
     The sums of `places` nodes are written, by a kernel or by the exchange, and read. If the exchange engine adds the
-    sums, `places` is 1, and the exchange counts as one transfer of the sums of each node but one to another node, and
-    one of the totals back.
+    sums, `places` is 1, and the exchange counts as a reduction to one node, to which every other node sends its sums,
+    and as a broadcast of the totals from there.
     """
     own = 4 * elements
     local, sent = nodes * 2 * places * own, (nodes - 1) * (nodes if places > 1 else 2) * own

@@ -111,7 +111,7 @@ def allreduce_received(ranks: int, nbytes: int) -> tuple[float, float]:
 
 def fused_received(ranks: int, row_bytes: int, result_bytes: int, rows: int, residual: bool) -> tuple[float, float]:
     """The bytes that each rank receives in a fused norm by push_one_shot and by push_two_shot. In push_two_shot a rank
-    also receives whole rows of sums with a residual, and only the rows' results without."""
+    also receives what the owners of the rows send: whole rows of sums if there is a residual, otherwise results."""
     gathered = row_bytes if residual else result_bytes
     return (ranks - 1) * rows * row_bytes, (ranks - 1) / ranks * rows * (row_bytes + gathered)
 

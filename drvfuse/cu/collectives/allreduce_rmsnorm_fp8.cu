@@ -17,12 +17,12 @@
 //              nodes for this rank's rows (nodes.cuh). There is one chunk, and results take one half.
 // The forms of the norm and of the quantisation are in norm_form.cuh. A row has one scale, or one for each of its
 // groups or heads, in their order.
-// Payload, in chunks of `chunk_rows`; an input row takes packs * 16 bytes, an output row packs * pack bytes, rounded up
-// to 16; a block of scales is rounded up to 16 bytes:
+// Payload, in chunks of `chunk_rows`; an input row takes packs * 16 bytes; an output row takes packs * (bytes of an
+// output pack), rounded up to 16; a block of scales is rounded up to 16 bytes:
 //   one_stage staged   two halves of chunk input rows, used alternately
 //   two_stage direct   two halves of results, used alternately: chunk output rows, then chunk scales, then with normed
 //                      outputs chunk normed rows; with residual, chunk rows of residual_out. A normed row takes as many
-//                      bytes as an input row, and a row of residual_out packs * the bytes of a pack of its type
+//                      bytes as an input row. A row of residual_out takes packs * (bytes of a pack of residual_out)
 //   two_stage staged   ranks * chunk input rows, grouped by owner; then results, as in one half above
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b processes rows b, b + blocks,

@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
     follow_producer(trace);
     InPack own[PACKS];
     load_row(own, p, rows, first);  // before start(), as later instructions wait for the epoch that start() loads
-    clear_padding(p);               // during the loads of the row
+    clear_padding(p);               // while the row is being loaded
     push.start();
     const int count = p.push.rounds > 1 ? p.chunk_rows : p.rows;  // rows of each round
 #pragma unroll 1

@@ -44,7 +44,7 @@ __device__ __forceinline__ void gather_aligned(const FusedParams& p, void* const
 }
 
 // Copies one row of each owner, pack by pack: for rows that are not aligned in the tensor, or whose packs have fewer
-// bytes in the tensor.
+// bytes in the tensor than in the owner's memory.
 template <typename T, int First, typename From, typename Row>
 __device__ __forceinline__ void gather_ragged(const FusedParams& p, void* const& tensor, const From& from,
                                               const Row& row) {

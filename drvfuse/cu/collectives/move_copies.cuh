@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Functions by which all threads of a grid, or the threads of some of its blocks, copy packs: between arrays, or those
-// that stay on a rank.
+// Functions that copy packs between arrays. All threads of a grid, or the threads of some of its blocks, share a copy.
 #pragma once
 #include "collectives/moves.cuh"
 #include "collectives/place.cuh"

@@ -13,9 +13,9 @@
 // Grid. One dimension, the same on every rank. Blocks without units copy bytes that stay and take part in the epoch.
 //
 // Memory ordering. As keys.cuh and push.cuh say. An input is read only by its own rank, so it is free when the rank's
-// kernel completes. In place: the input of an all-gather lies where it stays in the output; the root of a broadcast
-// writes no output; and in an all-to-all, whose rows for a rank lie where the rows from that rank go, the thread that
-// writes a pack has loaded the pack that was there.
+// kernel completes. In place: in an all-gather the input is the rank's own part of the output, so its bytes stay where
+// they are. In a broadcast the root writes no output. In an all-to-all the rows from a rank replace the rows for that
+// rank, and the thread that writes a pack has loaded the pack that it replaces.
 //
 // Failure. As push.cuh says. Outputs are undefined after a failure.
 #include "collectives/move_slots.cuh"
@@ -100,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
     Packs packs;
     // The packs are loaded before start(), because instructions after start() wait for the epoch that it loads.
     if (RANKS > 1 && first_index < p.chunk_packs) load_unit(packs, p, first_index);
-    clear_padding(p);  // during the loads of the packs
+    clear_padding(p);  // while the packs are being loaded
     push.start();
     bool first = true;
 #pragma unroll 1

@@ -23,10 +23,10 @@ __device__ __forceinline__ bool all_are_whole(const MovePushParams& p) {
 
 using Pushing = KeyedPush<RANKS>;
 
-// The slots of a round. They begin after the words that greet() sends in other kernels (push.cuh). First come the
-// packs, [distance - 1][chunk_packs], then the keys, [distance - 1][chunk_packs / 32]. `offset` and `key_offset` are
-// the offsets of this thread's pack and key for distance 1. `stride` and `key_stride` are the bytes from the pack or
-// key for one distance to that for the next.
+// The slots of a round. The first GREETINGS_BYTES of a half are not used, as these kernels do not call greet(). Then
+// come the packs, [distance - 1][chunk_packs], and the keys, [distance - 1][chunk_packs / 32]. `offset` and
+// `key_offset` are the offsets of this thread's pack and key for distance 1. `stride` and `key_stride` are the numbers
+// of bytes from the pack and the key for distance d to the pack and the key for d + 1.
 struct Slots {
     u32 offset, stride, key_offset, key_stride;
 

@@ -12,7 +12,7 @@
 #include "sync/workspace.cuh"
 
 constexpr int RANKS = DRVFUSE_RANKS;
-constexpr int PEERS = RANKS > 1 ? RANKS - 1 : 1;  // an array cannot be empty
+constexpr int PEERS = RANKS > 1 ? RANKS - 1 : 1;  // at least 1: an array cannot be empty
 constexpr bool ARRANGED = DRVFUSE_ARRANGED;       // the scales have an Arrangement
 
 struct Move {
@@ -33,7 +33,7 @@ struct MoveParams {
     Call call;
     Moved rows, scales;
     i64 most;         // the largest number of packs that one rank sends to another
-    i64 chunk_packs;  // packs of each pair of ranks in a round, or that are staged at a time
+    i64 chunk_packs;  // packs that one rank sends to another in a round, or stages for it at a time
     Arrangement arrangement;
 };
 
@@ -78,7 +78,7 @@ __device__ __forceinline__ void store_bytes(const ArrangedSpot& to, const u32 (&
     store_bytes(Spot{to.address, scales ? 0 : to.remaining}, word);
 }
 
-// Returns where this rank stores pack `index` of the bytes from a rank. `distance` is that from the sender to this rank.
+// Returns where this rank stores pack `index` of the bytes from the rank that is `distance` ranks before it.
 __device__ __forceinline__ auto target_of(const MoveParams& p, int distance, i64 index) {
     if constexpr (ARRANGED) {
         return ArrangedSpot(p, distance, index);
@@ -88,16 +88,15 @@ __device__ __forceinline__ auto target_of(const MoveParams& p, int distance, i64
     }
 }
 
-// Returns where pack `index` of the bytes that this rank receives from a rank lies in that rank's input. `distance` is
-// that from the sender to this rank.
+// Returns where pack `index` of the bytes for this rank lies in the sender's input. The sender is `distance` ranks
+// before this rank.
 __device__ __forceinline__ Spot far_source_of(const MoveParams& p, int distance, i64 index) {
     const Move &rows = p.rows.received[distance], &scales = p.scales.received[distance];
     const auto input = [&](const Moved& of) { return distance > 0 ? of.far[distance] : of.input; };
     return spot(input(p.rows) + rows.source, rows.nbytes, input(p.scales) + scales.source, scales.nbytes, index);
 }
 
-// Returns where pack `index` of the bytes that this rank sends goes in the receiver's output. `distance` is that from
-// this rank to the receiver.
+// Returns where pack `index` of the bytes for the rank at `distance` goes in the receiver's output.
 __device__ __forceinline__ Spot far_target_of(const MoveParams& p, int distance, i64 index) {
     const Move &rows = p.rows.sent[distance], &scales = p.scales.sent[distance];
     const auto output = [&](const Moved& of) { return distance > 0 ? of.far[distance] : of.output; };

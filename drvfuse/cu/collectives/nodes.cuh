@@ -32,7 +32,7 @@ struct NodeCall {
 
 using SumPack = Pack<float, W>;
 constexpr i64 SUM_BYTES = sizeof(SumPack);
-// The packs that a thread has in flight: fewer if the sums of PACKS packs take many registers.
+// The number of nodes whose packs a thread loads at once: fewer if the sums of PACKS packs take many registers.
 constexpr int NODES_AT_ONCE = PACKS > 2 ? 2 : 4;
 
 // Sets `total` to +0.0f + node 0 + node 1 + ... load(pack, address) loads the pack of one node; the pack of node 0 lies

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fused kernels do to a row (by definitions), their parameters, and how they access packs of rows in the
-// caller's tensors.
+// The definitions that say what the fused kernels do to a row, the parameters of these kernels, and their accesses to
+// packs of rows in the caller's tensors.
 //
 //   DRVFUSE_RESIDUAL        a residual is added. The residual and residual_out are of DRVFUSE_RESIDUAL_DTYPE, which is
 //                           the input's type or float. In both cases the order in which a row is summed is defined by
@@ -11,7 +11,7 @@
 //   DRVFUSE_NORMED          the normed rows are stored too, in the input's type.
 //   DRVFUSE_HEAD            if not 0, a row consists of heads of this number of columns, and each head is normed and
 //                           quantised by itself. 1, 2, 4, ... or 32 adjacent lanes hold the packs of a head.
-//   DRVFUSE_QUANT, _GROUP, _SCALES_LAYOUT  how rows are quantised (quantise.cuh, where `scale_ub` is called `given`).
+//   DRVFUSE_QUANT, _GROUP, _SCALES_LAYOUT  how rows are quantised (quantise.cuh). `given` there is `scale_ub` here.
 #pragma once
 #include "collectives/kernel.cuh"
 

@@ -4,7 +4,7 @@
 #include "collectives/kernel.cuh"
 #include "sync/push.cuh"
 
-constexpr int PEERS = RANKS > 1 ? RANKS - 1 : 1;  // an array cannot be empty
+constexpr int PEERS = RANKS > 1 ? RANKS - 1 : 1;  // at least 1: an array cannot be empty
 
 // Sends a pack to every peer. In the slots of the peer at distance d it goes to offset + (d - 1) * stride.
 template <typename Push, int N>

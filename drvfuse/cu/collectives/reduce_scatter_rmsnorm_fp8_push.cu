@@ -160,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
     exchange.prefetch(first);
     follow_producer(trace);
     exchange.load(0, first);  // before start(), as later instructions wait for the epoch that start() loads
-    clear_padding(p);         // during the loads of the rows
+    clear_padding(p);         // while the rows are being loaded
     push.start();
     const int count = p.push.rounds > 1 ? p.chunk_rows : p.parts.most;  // rows of each round
 #pragma unroll 1

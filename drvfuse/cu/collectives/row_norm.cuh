@@ -54,7 +54,7 @@ public:
                 for (int k = 0; k < W; ++k) {
                     squares[i] = __fadd_rn(squares[i], __fmul_rn(x[i][k], x[i][k]));
                     x[i][k] = __fmul_rn(x[i][k], __fadd_rn(g[k], p_.weight_offset));
-                    // A ragged row's padding is x = 0, which must not become 0 * infinity.
+                    // The padding of a ragged row is left out: there x is 0, and 0 * infinity would be NaN.
                     if (!RAGGED || index(i) * W + k < p_.columns) maximum = max(maximum, magnitude_bits(x[i][k]));
                 }
             }

@@ -50,5 +50,5 @@ protected:
 
     const int packs_;
     int thread_;
-    const u32 block_;  // rank in the cluster
+    const u32 block_;  // the index of this block in the cluster
 };

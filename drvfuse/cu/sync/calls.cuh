@@ -3,9 +3,9 @@
 //
 // Words. Each call has a hash and a number. The hash, `Call::hash`, is of everything that must be equal on all ranks;
 // its lowest 16 bits are 0. A hash of 0 switches the comparison off, for ranks of one process, whose host compares the
-// calls. The number is counted by each rank on the device, so graphs replay unchanged. The word of a call is its hash
-// plus the low 16 bits of its number. If two words have equal numbers and are not equal, the calls differ. Words with
-// different numbers are not compared.
+// calls. Each rank counts its calls on the device, so graphs replay unchanged. The word of a call is its hash plus the
+// low 16 bits of its number. If two words have equal numbers and are not equal, the calls differ. Words with different
+// numbers are not compared.
 // Each rank's workspace has the following, which the host zeroes at first and at a reset of all ranks:
 //   number_word(p)   the number of the last call whose word was sent to rank p, with the highest bit set. Only thread p
 //                    of block 0 reads and writes it. Between calls all numbers of a rank are equal.
@@ -80,7 +80,7 @@ public:
         : slot_(call_word(call.workspaces[call.rank], generation(number), threadIdx.x)), word_(call.hash | u16(number)),
           seen_(number == 0 ? word_ : 0) {}
 
-    // Reads the peer's word. Returns whether it is not the expected word, because that has not arrived or differs.
+    // Reads the peer's word. Returns true until the expected word has arrived, so also if a different word arrives.
     // Called in each poll.
     __device__ __forceinline__ bool listen() {
         if constexpr (!COMPARES) return false;
@@ -94,7 +94,7 @@ public:
     // Whether the peer's word has the expected number but another hash: the ranks make different calls.
     __device__ __forceinline__ bool differs() const { return listens() && u16(seen_) == u16(word_); }
 
-    // Fills the report of a thread that listens. `number` is the number of the call.
+    // Fills the report of a thread that waits for its peer's word. `number` is the number of the call.
     __device__ __forceinline__ void describe(Report* report, u32 number) const {
         report->peer = threadIdx.x;
         report->phase = number & ~STARTED;

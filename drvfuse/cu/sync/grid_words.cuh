@@ -10,7 +10,7 @@ constexpr int MAX_WORD_BLOCKS = 256, MAX_WORD_ROWS = 2048, MAX_WORD_SUMS = 1 << 
 // size.
 struct GridWords {
     ScratchState state;
-    u64 maxima[2][MAX_WORD_BLOCKS];  // [exchange][block]: the maximum of each block
+    u64 maxima[2][MAX_WORD_BLOCKS];  // each block's maximum, for two exchanges of maxima: [exchange][block]
     u64 rows[MAX_WORD_ROWS];         // one value for each row
     u64 sums[MAX_WORD_SUMS];         // the sums of parts of rows
 };

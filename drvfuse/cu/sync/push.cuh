@@ -73,7 +73,7 @@ constexpr u32 GREETINGS_BYTES = 128;
 struct PushCall {
     char* slots[DRVFUSE_MAX_RANKS];  // the slots of each rank, by the rank's distance; entry 0: this rank's own slots
     u64 first_share;  // the part of EPOCH_UNIT that the first warp or block of the grid adds to the epoch
-    u64 share;        // the part of EPOCH_UNIT that each warp or block but the first adds
+    u64 share;        // the part of EPOCH_UNIT that each of the other warps or blocks adds to the epoch
     u32 half_bytes;   // bytes of a half of the slots
     int rounds;       // rounds of the call
 };
