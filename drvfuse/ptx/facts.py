@@ -37,7 +37,8 @@ class KernelInfo:
 
 
 def kernels(module: Module, lowered: Mapping[str, str]) -> dict[str, KernelInfo]:
-    """Every kernel of a module by its symbol, and those of `lowered` (name expression -> symbol) by that name too.
+    """The kernels of a module by symbol. Those in `lowered` (name expression -> symbol) are in the result by their name
+    expression too.
 
     The module may have been parsed without bodies.
     """

@@ -24,14 +24,14 @@ class Locations:
         self._last: dict[tuple[int, int, int], Location] = {}
 
     def read_files(self, text: str) -> None:
-        """Take the .file directives of a module."""
+        """Read the .file directives of a module."""
         self._files = {int(m[1]): m[2] for m in _FILE.finditer(text)}
 
     def enter(self, text: str) -> None:
-        """Take a .loc directive; `text` is the text after its name.
+        """Read a .loc directive; `text` is the text after its name.
 
-        Line 0 says that the compiler can name no line, as for a load that it has moved out of a loop. The location of
-        the .loc directive before it remains then.
+        Line 0 means that the compiler can name no line, for example for a load that was moved out of a loop. The
+        location of the previous .loc directive then stays in effect.
         """
         m = _LOC.match(text)
         if m is None:
@@ -42,8 +42,8 @@ class Locations:
             return
         inlined: tuple[tuple[str, int], ...] = ()
         if m[4]:
-            # inlined_at gives the position of the call, which an earlier .loc has described. If that position is in
-            # inlined code too, its calls follow.
+            # inlined_at gives the position of the call, which an earlier .loc has described. If the call itself is in
+            # inlined code, `inlined` also has the calls through which that code was inlined.
             caller = self._last.get((int(m[4]), int(m[5]), int(m[6])))
             here = (self._files.get(int(m[4]), "?"), int(m[5]))
             inlined = (here, *(caller.inlined if caller and len(caller.inlined) < _DEEPEST else ()))

@@ -27,7 +27,7 @@ _NAMED = re.compile(r"(list\[)?:py:obj:`~\.(\w+)`")
 
 @dataclass
 class Argument:
-    """An argument for the driver. `finish` is called after the call."""
+    """An argument for the driver. `finish` copies to the caller's structure what the driver call has written."""
 
     value: Any
     finish: Callable[[], None] = lambda: None

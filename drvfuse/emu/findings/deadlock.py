@@ -37,8 +37,8 @@ def of_deadlock(
     `without_work` are lines about the devices that run nothing.
     """
     names = Names(window)
-    # The first of the blocks whose threads wait at the same source places (`by_places`), and of those whose threads
-    # wait at the same places for the same words (`by_words`).
+    # Both keep the first block for each key. A key of `by_places` is a kernel, a device and the source places at which
+    # the threads of a block wait; a key of `by_words` also contains the words for which they wait.
     by_words: dict[tuple[Any, ...], Participant] = {}
     by_places: dict[tuple[Any, ...], Participant] = {}
     words: dict[int, list[tuple[int, Any]]] = {}
@@ -77,8 +77,8 @@ def _word(
     names: Names,
     window: Window | None,
 ) -> list[str]:
-    """The lines about a polled word: which threads wait for it, and which thread wrote it last, by any of its
-    addresses. If none did, the lines say which devices wrote near it.
+    """The lines about a polled word: which threads wait for it, and which thread wrote it last, through any address of
+    the same memory. If no thread wrote it, the lines say which devices wrote near it.
     """
     device, first = pollers[0]
     who = f"device {device} block {index_text(first.block)} thread {index_text(first.thread)}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of errors in warp operations and at barriers that do not end the launch."""
+"""Reports of errors in warp operations and at barriers. These errors do not end the launch."""
 
 from __future__ import annotations
 

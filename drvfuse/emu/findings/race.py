@@ -147,8 +147,8 @@ class Detector:
 
     def end(self, op: Ordered, known: int | None) -> None:
         """Called when an operation has ended: make the clock `op.known`. The argument `known` is a reference to a
-        native clock of what the operation's threads knew at their end; this call takes the reference over. If it is
-        None, the operation's clock at its start is used.
+        native clock, which holds what the operation's threads knew when they ended. This call becomes the owner of the
+        reference. If `known` is None, the clock `op.started` is used.
         """
         self.start(op)
         ref = self.share(op.started) if known is None else known
@@ -208,7 +208,7 @@ class Detector:
         return ref
 
     def release(self, ref: int) -> None:
-        """Give up a reference that native code had."""
+        """Give up a reference to a native clock. Native code has held the reference until now."""
         self._release(self.address, ref)
 
     def _all(self, clocks: Iterable[Clock | None]) -> Clock:

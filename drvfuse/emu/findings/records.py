@@ -39,7 +39,7 @@ class Lent:
         return f"the {self.owner}'s {self.nbytes} bytes of {self.what}"
 
     def holding(self, address: int) -> str | None:
-        """Where an address lies in the piece that contains it, as text. None if no piece contains it."""
+        """Where an address lies in one of the `count` pieces of this memory, as text. None if no piece contains it."""
         number, at = divmod(address - self.first, max(self.stride, 1))
         if not 0 <= number < self.count or at >= self.nbytes:
             return None
@@ -177,8 +177,8 @@ class Record:
 
     @property
     def pending_copy(self) -> str:
-        """The copy that will write the memory that was read, and the missing wait for it. `value` is the copy's site
-        plus one.
+        """A copy that had not yet written the memory when it was read, and the missing wait for this copy, as text.
+        `value` is the copy's site plus one.
         """
         site = self.value - 1
         opcode, copy = self.identity.sites[site].opcode, "cp.async.bulk"

@@ -72,7 +72,7 @@ class Names:
         return f"{self._letters[allocation.address][0]}+0x{address - allocation.address:x}"
 
     def legend(self) -> list[str]:
-        """A line for each letter so far, with the allocation that the letter means."""
+        """A line for each letter that names have used so far, with the allocation that the letter means."""
         return [f"{letter}: {allocation}{gone}" for letter, allocation, gone in self._letters.values()]
 
 

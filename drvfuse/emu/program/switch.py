@@ -44,13 +44,14 @@ _active: Any = None
 def switched(machine: Any = None) -> Iterator[Any]:
     """Switch cuda-python's modules to `machine` for a `with` block, in all threads; it yields the machine.
 
-    `machine` is a Machine, a Process of one or an AttachedMachine; None is the default machine. Raises Unsupported, and
-    switches nothing, inside another switch of this process, or if a module has imported a function of the real driver
-    by its name. Raises ArgumentError if `machine` is no machine, and ClosedError for a closed machine.
+    `machine` is a Machine, a Process of a Machine or an AttachedMachine; None is the default machine. Raises
+    Unsupported, and switches nothing, inside another switch of this process, or if a module has imported a function of
+    the real driver by its name. Raises ArgumentError if `machine` is no machine, and ClosedError for a closed machine.
     """
     machine = default_machine() if machine is None else machine
     if not hasattr(machine, "driver") or not hasattr(machine, "reports"):
-        raise ArgumentError("machine", repr(machine), "a drvfuse.emu.Machine, a process of one, or None")
+        expected = "a drvfuse.emu.Machine, a Process of a Machine, an AttachedMachine, or None"
+        raise ArgumentError("machine", repr(machine), expected)
     if machine.closed:
         raise ClosedError(f"{machine!r} was closed")
     before = _switch(machine)
@@ -131,7 +132,9 @@ def _refuse_held_functions(exchanged: Exchanged) -> None:
 
 
 def _exchange(module: ModuleType, functions: Functions) -> Functions:
-    """Put functions into a module, and into its alias with the old name. Returns the original functions."""
+    """Put functions into a module and, if it is imported, into the module with the older name, such as `cuda.cuda`.
+    Returns the original functions.
+    """
     before = {name: vars(module)[name] for name in functions}
     old = sys.modules.get(_OLD_NAMES.get(module.__name__, ""))
     for place in (module, *((old,) if old else ())):

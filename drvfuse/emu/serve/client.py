@@ -237,7 +237,7 @@ class AttachedMachine:
             while True:
                 got, incoming = receive(connection)
                 if got != Tag.CALLBACK:
-                    self._local.line = line  # kept only after success, else the next call could get this answer
+                    self._local.line = line  # dropped after an exception, as the next call could receive the old answer
                     return got, incoming
                 function, argument = incoming.word(), incoming.word()
                 answer = Outgoing()

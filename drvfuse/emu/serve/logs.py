@@ -20,7 +20,9 @@ class ErrorLogs:
         self._links: dict[int, ErrorLog] = {}
 
     def failed(self, call: Call, refusal: Report | None) -> None:
-        """Write the machine's report of a failed call to the buffer of the call."""
+        """Write the message of `refusal` to the error buffer of a failed call, or to that of its linker state. Without
+        a buffer or a report, nothing is written.
+        """
         log = _named(call)
         if log is None and "state" in (p.name for p in call.signature.given):
             log = self._links.get(call.value("state"))

@@ -115,13 +115,13 @@ class Emitter(Operands):
         return f"ptrtoint (ptr @{name} to i64)"
 
     def copying(self, name: str, *args: str) -> None:
-        """Emit the call of a runtime function for asynchronous copies, and a return of FAULT if that function
-        refuses.
+        """Emit the call of a runtime function for asynchronous copies. If that function finds a fault, the emitted code
+        returns FAULT.
         """
         self.copies = True
-        refused = self.runtime(name, "%t", *args)
-        if refused is not None:
-            self.leave_if(refused)
+        failed = self.runtime(name, "%t", *args)
+        if failed is not None:
+            self.leave_if(failed)
 
     # The whole function ---------------------------------------------------------------------------------------------
     def classify(self, ins: Instruction) -> Traits:

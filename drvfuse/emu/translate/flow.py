@@ -181,8 +181,8 @@ class Graph:
                 source.successors.append(fallthrough)
 
     def closing_edges(self, accesses: Callable[[Instruction], bool]) -> set[tuple[int, int]]:
-        """Edges, as pairs of block indices, such that every cycle without a suspension point or an access has one of
-        them.
+        """Edges, as pairs of block indices. Every cycle that has neither a suspension point nor an access contains at
+        least one of these edges.
         """
         free = [b for b in self.blocks if not (b.suspended or b.resumed or any(map(accesses, b.instructions)))]
         rest = {b.index for b in free}

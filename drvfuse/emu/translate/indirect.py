@@ -47,7 +47,7 @@ def _names(operand: Any) -> list[str]:
 
 
 def lower(module: Module, taken: dict[str, int]) -> None:
-    """Replace the indirect calls of all functions, in place."""
+    """Replace the indirect calls in all functions by comparisons and direct calls, in place."""
     for fn in module.functions.values():
         if fn.body is not None and any(_is_indirect(item) for item in fn.body):
             parts = [

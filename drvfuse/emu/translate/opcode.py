@@ -145,7 +145,7 @@ def _with_modifier(text: str) -> str:
 
 
 def decode(ins: Instruction) -> Action:
-    """The action for an instruction. Raises PtxError, or NotEmulated for an instruction that is refused by name."""
+    """The action for an instruction. Raises PtxError, or NotEmulated if the opcode is one that `refused` lists."""
     known = _cache.get(ins.opcode)
     if known is None:
         known = _cache[ins.opcode] = _action(ins), _most_operands(ins)

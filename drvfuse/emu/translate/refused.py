@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The instructions that are refused by name. All other instructions that PTX has for sm_90a are translated."""
+"""The opcodes that are not emulated, with the reasons. All other instructions of PTX for sm_90a are translated."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ class Machine(Protocol):
 
 @dataclass
 class Call:
-    """A call in the caller's process, with its arguments after reading. For each buffer of the caller to which the call
-    may write, `lent` has a function that stores the bytes which come back for this buffer.
+    """A call in the caller's process. `values` are the values that `Coder.read` has returned for the arguments. For
+    each buffer of the caller to which the call may write, `lent` has a function that stores the bytes which come back.
     """
 
     signature: Signature

@@ -92,7 +92,7 @@ def put_bytes(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
 
 
 def take_bytes(incoming: Incoming, run: Run) -> int:
-    """The address of memory that `put_bytes` has written to a message."""
+    """The address that `put_bytes` has written to a message or, if bytes follow it, the address of these bytes."""
     address, content = incoming.word(), incoming.view()
     return address if content is None else _brought(run.memory(content), address)
 

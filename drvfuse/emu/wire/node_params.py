@@ -43,7 +43,7 @@ class _Kernel:
     """
 
     def put(self, p: Any, out: Outgoing, call: Call) -> None:
-        """Write the memory to which `p` points to `out`. Replace those addresses in `p` that are different on the
+        """Write to `out` the memory that `p` points to. Replace those addresses in `p` that are different on the
         machine.
         """
         layout = call.caller.layout(p.func or p.kern or 0)

@@ -179,13 +179,13 @@ def _from_extra(layout: Layout, extra: int) -> bytes | None:
     return mapped.copied(buffer, layout.nbytes) if buffer and size >= layout.nbytes else None
 
 
-def lay_out(block: bytes, addresses: Sequence[int]) -> tuple[int, Any]:
+def lay_out(block: bytes, offsets: Sequence[int]) -> tuple[int, Any]:
     """The `kernelParams` for a parameter block: (address of an array of pointers to the parameters, the object that
-    keeps it alive).
+    keeps the array alive).
 
-    `addresses` are the offsets of the parameters in the block.
+    `offsets` are the offsets of the parameters in the block.
     """
     memory = ctypes.create_string_buffer(block, len(block) + 1)
     start = ctypes.addressof(memory)
-    array = (ctypes.c_void_p * (len(addresses) + 1))(*(start + offset for offset in addresses))
+    array = (ctypes.c_void_p * (len(offsets) + 1))(*(start + offset for offset in offsets))
     return ctypes.addressof(array), (memory, array)

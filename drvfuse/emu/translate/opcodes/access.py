@@ -48,8 +48,8 @@ def scope_flags(op: Opcode, default: str | None = None) -> int:
 
 
 def announce(space: str, size: int) -> Callable[[Emitter, Instruction], int]:
-    """A function that emits the part before a strong access: it stores address and size, and suspends the thread with
-    YIELD.
+    """A function that emits what an instruction does before its strong access: store the address and the size, and
+    suspend the thread with YIELD.
     """
 
     def before(g: Emitter, ins: Instruction) -> int:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Approximate functions: reciprocal square root, powers of 2, logarithms, sines, cosines and hyperbolic tangents. Each
-result is that of the double function, rounded.
+result is computed in fp64, and rounded for a narrower type.
 """
 
 from __future__ import annotations

@@ -27,10 +27,9 @@ from .real import (
 def _operation(op: Opcode, kind: str, verb: str, mode: str, ftz: bool, sat: bool, nan: bool) -> Action:
     """An operation on fp32 or fp64 operands."""
     ll = "float" if kind == "f32" else "double"
-    if kind == "f64" and (ftz and verb != "rcp" or sat):
-        raise RefusedError(
-            f"unsupported modifier of {verb}.f64: .{mode}{' .ftz' if ftz else ''}{' .sat' if sat else ''}"
-        )
+    wrong = "sat" if sat else "ftz" if ftz and verb != "rcp" else None
+    if kind == "f64" and wrong is not None:
+        raise RefusedError(f"unsupported modifier .{wrong} of {verb}.f64")
 
     def emit(g: Emitter, ins: Instruction) -> None:
         v = [g.real(o, kind) for o in ins.operands[1:]]

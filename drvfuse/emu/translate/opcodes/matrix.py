@@ -98,8 +98,8 @@ def _product(
 
 
 def _order(k: int, count: int, method: abi.MatrixMethod) -> int:
-    """The position of element k of a row of A in the order of multiplication; the row has `count` elements. An FP8
-    product has two steps, and the first one takes the lower two of each four elements.
+    """The position at which element k of a row of A is multiplied. The row has `count` elements. An FP8 product has two
+    steps: elements 0 and 1 of every four are multiplied in the first step, elements 2 and 3 in the second.
     """
     if method is not abi.MatrixMethod.FP8:
         return k

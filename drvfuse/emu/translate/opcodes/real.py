@@ -58,7 +58,7 @@ def flush_tiny(g: Emitter, kind: str, mode: str, result: str, unrounded: str, so
     n, m, f, s = FORMATS[kind].width, FORMATS[source].width, FORMATS[kind], FORMATS[source]
     magnitude = g.op(f"and i{m} {unrounded}, {(1 << (m - 1)) - 1}")
     least = (1 - f.bias + s.bias) << s.mantissa
-    unit = 1 << s.mantissa - f.mantissa  # the last place of a number just below the least normal one
+    unit = 1 << s.mantissa - f.mantissa  # the unit in the last place (ulp) just below the least normal number
     limit = str(least - unit // 2 if mode == "rn" else least)
     if mode in ("rm", "rp"):
         away = g.op(f"icmp {'slt' if mode == 'rm' else 'sge'} i{m} {unrounded}, 0")
