@@ -82,7 +82,8 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
 
 @pytest.fixture
 def refused() -> Callable[..., None]:
-    """`refused(call, argument, text)`: the call raises an ArgumentError of that argument that contains the text."""
+    """`refused(call, argument, text)`: check that `call` raises an ArgumentError for `argument`, whose message contains
+    `text`."""
 
     def check(call: Callable[[], object], argument: str, text: str = "") -> None:
         with pytest.raises(ArgumentError) as caught:

@@ -273,7 +273,7 @@ def divide(how: str) -> None:
     real = {name: getattr(bindings, name) for name in names if not isinstance(getattr(bindings, name), type)}
     gpu = DividedGpu(SimpleNamespace(**real), how)
     for name in real:
-        if name != "cuMulticastCreate":  # this one stays the refusal of multicast_refusal.py
+        if name != "cuMulticastCreate":  # multicast_refusal.py has replaced this function
             setattr(bindings, name, getattr(gpu, name))
 
     def pointer_device(self: Driver, ptr: int) -> int | None:

@@ -171,7 +171,7 @@ def _types() -> str:
 
 
 def _text_below(module: str, name: str) -> str:
-    """The string that stands below the assignment of a name in a module."""
+    """The string that follows the assignment of a name in a module."""
     body = ast.parse(inspect.getsource(importlib.import_module(module))).body
     for statement, below in itertools.pairwise(body):
         match statement, below:
@@ -180,7 +180,7 @@ def _text_below(module: str, name: str) -> str:
                 ast.Expr(value=ast.Constant(value=str(text))),
             ) if found == name:
                 return inspect.cleandoc(text)
-    raise LookupError(f"{module} has no text below {name}")
+    raise LookupError(f"{module} has no docstring below the assignment of {name}")
 
 
 def _commands(parser: argparse.ArgumentParser, level: int) -> Iterator[tuple[argparse.ArgumentParser, int]]:
@@ -254,7 +254,8 @@ def _definitions(lines: list[str]) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """Plain text as RST: what is in single backquotes becomes a literal, pages become links, other marks are plain."""
+    """Plain text as RST: text in single backquotes becomes a literal, names of pages become links, other markup is
+    escaped."""
     parts = re.split(r"(:\w+:`[^`]*`|`[^`]+`|\bdocs/[\w-]+\.md\b)", text)
     parts[::2] = [re.sub(r"([*|\\]|_(?!\w))", r"\\\1", part) for part in parts[::2]]
     parts[1::2] = [_marked(part) for part in parts[1::2]]

@@ -54,7 +54,7 @@ def _over_nodes(group: Group, op: str, rows: int, cols: int, settings: Settings)
     assert group.link is not None
     calls = calls_of(group, op, rows, cols, settings.sets)
     calls.check("auto")
-    joined = group.link.engine.name == "in process"  # its copies need one graph for all ranks
+    joined = group.link.engine.name == "in process"  # the copies of this engine need one graph for all ranks
     time = partial(microseconds_per_call, group, calls_a_graph=settings.calls, joined=joined)
     found = {"off": figure(time(launches(calls.prepared("auto"))))}
     return {**found, "exchange": figure(time([_exchange(calls)]))}

@@ -38,7 +38,7 @@ def norms(group: Group, op: str, rows: int, columns: int, sets: int, form: Form)
     heads = (columns // of_norm,) if form.head_columns else ()
 
     def own(values: Host, rank: Rank) -> Host:
-        """The rows of `rank` in the tensor that repeats the rows `values`."""
+        """Fill a tensor by repeating the rows `values`, and return its rows that belong to `rank`."""
         return repeated(values, rows)[starts[rank.index] : starts[rank.index] + counts[rank.index]]
 
     def empty(dtype: Any, shape: Callable[[int], tuple[int, ...]]) -> list[Array]:

@@ -59,7 +59,8 @@ class Workers:
         ]
 
     def ask(self, **asked: Any) -> list[Any]:
-        """The answer of each worker. Raises DrvfuseError if one has ended; its own message is on standard error."""
+        """Send a request to every worker and return the answers by rank. Raises DrvfuseError if a worker has ended; the
+        worker's own message is on standard error."""
         for process in self._processes:
             with contextlib.suppress(BrokenPipeError):
                 assert process.stdin is not None

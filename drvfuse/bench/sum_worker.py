@@ -20,14 +20,15 @@ _MOST_COLUMNS = 4096
 
 def columns_of(nbytes: int, ranks: int) -> int:
     """The number of columns of an input of `nbytes`: the largest multiple of 8, up to 4096, that divides the number of
-    elements in a rank's part. That number is a multiple of 8."""
+    elements in a rank's part. A part must have a multiple of 8 elements."""
     part = nbytes // 2 // ranks
     rows = -(-part // _MOST_COLUMNS)
     return next(part // count for count in range(rows, part + 1) if part % (8 * count) == 0)
 
 
 def tensors_of(nbytes: int) -> int:
-    """The number of tensors into which an input of `nbytes` is divided: 16 if they begin at multiples of 16 bytes."""
+    """The number of tensors into which an input of `nbytes` is divided: 16 if each one then begins at a multiple of
+    16 bytes, else 1."""
     return 16 if nbytes % 256 == 0 else 1
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`drvfuse bench`: the benchmarks by name, those of one device, and the table that is printed."""
+"""`drvfuse bench`: the benchmarks by name, the start of those that `bench_groups` lacks, and the printed table."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _gemv(arguments: argparse.Namespace) -> Started:
     if arguments.rows > 8:
         raise ArgumentError("--rows", arguments.rows, "from 1 to 8")
     if arguments.torch and arguments.rows > 1:
-        raise Unsupported("--torch measures torch's versions with one row of act")
+        raise Unsupported("--torch measures torch's versions with one row of act only; leave out --rows")
     shapes, gpu = shapes_of(arguments, gemv_shape, gemv.SHAPES), _gpu(arguments)
     bench = gemv.Bench(gpu, arguments.torch)
     note = f"{gpu.name}: microseconds per call, bfloat16, {arguments.rows} rows of act; read: a kernel that only reads"

@@ -36,7 +36,7 @@ def real(multicast: bool = False) -> Iterator[None]:
         os.environ.update(VETOES)  # set before a peer is loaded, which could create multicast objects
     try:
         yield
-    except DriverUnavailable as error:  # replaced, as it advises emulated GPUs, on which times mean nothing
+    except DriverUnavailable as error:  # replaced, as its message advises the use of emulated GPUs
         why = "a benchmark needs a GPU, as emulated times mean nothing; `drvfuse doctor` says what is missing"
         raise DriverUnavailable(why) from error
 

@@ -232,7 +232,7 @@ def test_arguments_are_checked_before_any_work(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
-        raise AssertionError("work has begun")
+        raise AssertionError("the benchmark measures before it has checked its arguments")
 
     monkeypatch.setattr(collectives, "measure", refuse)
     assert main(["bench", "allreduce-rmsnorm-fp8", *arguments]) == 2

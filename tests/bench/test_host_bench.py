@@ -73,8 +73,8 @@ def python_calls(call):
 
 @pytest.mark.emulated
 def test_prepared_launches_and_their_preparation_make_few_python_calls():
-    """The Python calls that a prepared launch makes beyond those of a bare launch are bounded. So are all those of
-    `prepare` if the call's plan exists.
+    """A prepared launch makes at most `launching` Python calls more than a bare launch, and `prepare` makes at most
+    `preparing` Python calls if the call's plan exists.
     """
     with df.emu.Machine(devices=2) as machine, host.cases(get_driver(machine), 2) as cases:
         for case, launching, preparing in zip(cases, (15, 15, 8, 8), (112, 245, 100, 115), strict=True):

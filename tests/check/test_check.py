@@ -165,7 +165,7 @@ def test_a_fault_that_the_first_seed_misses_is_tried_under_further_seeds(capsys)
 
 @pytest.fixture
 def interruptible():
-    """The check receives SIGINT even if the suite runs in the background of a shell, which ignores the signal."""
+    """Let SIGINT interrupt the check even if the suite is a background job, for which shells ignore the signal."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

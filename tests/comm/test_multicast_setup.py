@@ -91,7 +91,7 @@ def failure(group: df.Group) -> MulticastError:
 def test_the_failing_calls_cover_every_driver_call_of_a_set_up(
     machine: df.emu.Machine, group: df.Group, counted_calls: Callable[..., list[str]]
 ) -> None:
-    # devices cache their attributes at the first use, which this call makes
+    # this call makes the devices cache their attributes, which the counted calls would query otherwise
     group.symmetric(UNIT, multicast=True).close()
     buffers: list[df.SymmetricBuffer] = []
     made = counted_calls(group.driver, lambda: buffers.append(group.symmetric(UNIT, multicast=True)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that forbid multicast take effect before the first driver call of every path that could create an object.
+"""Vetoes take effect on every path that could create a multicast object, before the first driver call of the path.
 
 Each veto is added in a child process. There a stand-in takes the place of the CUDA driver: a `Driver` object named
 "cuda" that has the functions of an emulated machine. No test removes or changes a variable that is set.

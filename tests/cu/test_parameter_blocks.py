@@ -232,10 +232,10 @@ def of_host(block: Block) -> dict[str, tuple[int, int]]:
 
 
 def source_of(block: Block, names: list[str]) -> str:
-    """The source of a kernel that stores offset and size of each field; the name "" stands for the whole structure.
+    """The source of a kernel that stores the offset and size of each field; the name "" means the whole structure.
 
-    For a structure that extends another one, only its own fields are compared, as the fields of the other have a case
-    of their own.
+    If a structure extends another one, only the fields that it adds are compared, as the base structure has a case of
+    its own.
 
     NVRTC has no <cstddef>, but its front end evaluates the spelling of offsetof below. The structured binding does not
     compile if the structure has another number of fields.

@@ -122,7 +122,7 @@ def test_tensors_passed_in_either_direction_share_their_memory(group: df.Group, 
     ours = rank.zeros((4, 6), dtype)
     back = torch.from_dlpack(ours)
     assert (back.data_ptr(), tuple(back.shape), back.dtype) == (ours.ptr, (4, 6), theirs.dtype)
-    if dtype != "bfloat16":  # the array interface has no name for it
+    if dtype != "bfloat16":  # the array interface has no name for bfloat16
         assert torch.as_tensor(ours, device=back.device).data_ptr() == ours.ptr
         only_interface = SimpleNamespace(__cuda_array_interface__=theirs.__cuda_array_interface__, kept=theirs)
         assert as_array(only_interface, driver=rank.device.driver, argument="x")[0].ptr == theirs.data_ptr()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels in Triton, and what its compiler makes of them, which needs no GPU.
+"""Kernels in Triton, and what Triton's compiler makes of them. The compiler needs no GPU.
 
 `python tests/frameworks/triton_kernels.py` records the PTX in `triton_kernels.json`, for tests where Triton is missing.
 """

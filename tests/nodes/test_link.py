@@ -140,7 +140,7 @@ def test_a_time_out_inside_a_node_names_ranks_of_the_whole_group(group):
 
 @pytest.mark.parametrize("kernel", [0, 1])
 def test_a_time_out_in_either_kernel_names_the_call(group, kernel):
-    """All ranks launch the kernels of the call that precede number `kernel`, and rank 2 launches this one too."""
+    """All ranks launch the first `kernel` kernels of the call, and rank 2 launches one more."""
     call(group)
     prepared = df.allreduce.prepare(group, [rank.zeros(64, "float32") for rank in group])
     group.state.begin(range(4), prepared)

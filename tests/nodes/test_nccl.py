@@ -24,7 +24,7 @@ class NCCLError(Exception):
 
 
 class Stand:
-    """`nccl.bindings.nccl` for communicators of one process; exchanges run on the host at the end of a group."""
+    """A stand-in for `nccl.bindings.nccl`, with communicators of one process; `group_end` exchanges on the host."""
 
     NCCLError = NCCLError
 
@@ -46,7 +46,7 @@ class Stand:
         self.device, self.driver, self.ids, self.depth, self.calls, self.queued = device, device.driver, 0, 0, [], []
         self.messages: list = []  # (communicator, True if sent or False if received, address, bytes, peer, stream)
         self.states: dict[object, list[int]] = {}
-        self.answers: list[int] = []  # what the next calls of comm_get_async_error return; then 0
+        self.answers: list[int] = []  # results of the next calls of comm_get_async_error; later ones return 0
 
     def get_version(self):
         return 22703

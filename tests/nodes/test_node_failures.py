@@ -38,7 +38,7 @@ def expected(name, hosts):
 
 @pytest.mark.parametrize("order", ["fixed", "engine"])
 def test_all_ranks_of_all_nodes_raise_if_the_calls_of_one_node_differ(rng, order):
-    """In node 0 the shapes differ, which its kernels detect; what the nodes exchange has one size."""
+    """The shapes differ in node 0, whose kernels detect this. The nodes exchange equal numbers of bytes."""
     table = Table()
     with connected(4, nodes=2, exchange=[ThreadExchange(table) for _ in range(4)], node_order=order) as ranks:
         for name, op in OPS.items():
@@ -93,7 +93,7 @@ def test_the_other_nodes_report_even_if_an_exchange_ends_the_call(rng, nodes, en
         for name, op in OPS.items():
             hosts = [rng.integers(-99, 99, (8, 4)).astype(np.float32) for _ in range(4)]
             xs = [rank.array(host) for rank, host in zip(group, hosts, strict=True)]
-            give_up(group, 0)  # also in the first call, when nobody has written to the workspaces
+            give_up(group, 0)  # before the first call nobody has written to the workspaces
             op(group, xs)
             with pytest.raises(errors.NodeFailed) as caught:
                 group.synchronize()

@@ -50,9 +50,8 @@ def norms(draw):
 
 
 def planned(find, workspace_bytes):
-    """A plan made by `find`, and its bytes of workspace: `workspace_bytes`, or if these are too few, the least number,
-    which the error names.
-    """
+    """A plan made by `find`, and the bytes of its workspace: `workspace_bytes` or, if these are too few, the least
+    number that the error names."""
     try:
         return find(workspace_bytes), workspace_bytes
     except ArgumentError as error:

@@ -278,7 +278,8 @@ def forms(api: Driver, monkeypatch: pytest.MonkeyPatch, names: list[str]) -> lis
 def test_both_versions_of_the_bindings_bind(
     machine: df.emu.Machine, devices: list[df.Device], monkeypatch: pytest.MonkeyPatch, newest: bool
 ) -> None:
-    """The form of a bind function that takes a device is used if it exists. Older drivers have only the other form."""
+    """The bind functions with the suffix _v2, which take a device, are called if they exist. Older drivers have only
+    those without a device."""
     memory, multicast = PhysicalMemory(devices[0], 2 * UNIT), complete(devices)
     mapped = MappedMemory(devices[0], UNIT, devices)
     plain = ["cuMulticastBindMem", "cuMulticastBindAddr"]
@@ -291,7 +292,7 @@ def test_both_versions_of_the_bindings_bind(
         (plain[0] + suffix, (handle, *device, UNIT, memory.handle, UNIT, UNIT, 0)),
         (plain[1] + suffix, (handle, *device, 0, mapped.ptr, UNIT, 0)),
     ]
-    multicast._made.bound.clear()  # the stand-ins have bound no memory
+    multicast._made.bound.clear()  # nothing to unbind, as the stand-ins have bound no memory
 
 
 @pytest.mark.parametrize(

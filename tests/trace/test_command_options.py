@@ -24,7 +24,7 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that tries to open a driver fails the test."""
 
     def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("work has begun")
+        raise AssertionError("the command opens a driver before it has checked its options")
 
     monkeypatch.setattr("drvfuse.cli.trace.get_driver", refuse)
     monkeypatch.setattr("drvfuse.cli.bench.device", refuse)

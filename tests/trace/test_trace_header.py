@@ -100,7 +100,7 @@ def test_each_trace_call_reads_its_clocks_once(word):
 
 
 def plain_sources(folder: Path) -> None:
-    """A copy of the kernels' sources without calls of the trace."""
+    """Write a copy of the kernels' sources, without the calls that record traces, to `folder`."""
     for path in CU.glob("*/*"):
         text = path.read_text()
         if path.name != "trace.cuh":

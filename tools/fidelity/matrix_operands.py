@@ -87,8 +87,8 @@ def _sparse(m: _Maker) -> Tile:
 
 
 def _cancel(m: _Maker, a: Words, b: Words) -> Words:
-    """Change `a` and `b` so that the products cancel in pairs. Returns the indices k in an order in which places i and
-    i + K / 2 hold a pair."""
+    """Change `a` and `b` so that the products cancel in pairs. Returns the indices k in a random order, in which
+    elements i and i + K / 2 are the indices of a pair."""
     half = m.shape.k // 2
     order = np.argsort(m.stream.words(m.shape.k), kind="stable")
     first, second = order[:half], order[half : 2 * half]
@@ -153,7 +153,7 @@ def _overflow(m: _Maker) -> Tile:
 
 
 def _special(m: _Maker) -> Tile:
-    """Some elements are NaN, infinities or zeros, and the others are ordinary numbers."""
+    """A tile with some NaN, infinities and zeros among ordinary numbers."""
     tile = _near(m)
     for x, f, count in zip(tile, (m.a, m.b, m.c), (3, 2, 8), strict=True):
         infinity = f.top << f.mantissa if f.width > 8 or f.mantissa == 2 else 0
@@ -211,7 +211,8 @@ def _below_c(m: _Maker) -> Tile:
 
 
 def _vanishing(m: _Maker) -> Tile:
-    """C is zero, and the products, of both signs or of one, are near or below the least number of the result."""
+    """A tile whose C is zero, and whose products are near or below the least number of the format of C. The products
+    have both signs, or all the same sign."""
     least = -m.c.bias - m.c.mantissa - 2
     a = max(least // 2, -m.a.bias)
     b = max(least - a, -m.b.bias)
@@ -249,7 +250,8 @@ def _edge(m: _Maker) -> Tile:
 
 
 def _beyond(m: _Maker) -> Tile:
-    """Products are as large as the operands allow and cancel in pairs; C is of any size."""
+    """A tile whose products are as large as the operands allow and cancel in pairs, except for a few; C is of any
+    size."""
     a, b, c = m.tile((m.a.bias - 3, m.a.bias), (m.b.bias - 3, m.b.bias), (-m.c.bias, m.c.bias))
     _cancel(m, a, b)
     a[m.some(a.shape, 64)] ^= np.uint64(1)

@@ -342,7 +342,7 @@ def test_a_spin_that_no_store_ends_is_a_deadlock(machine: Machine, cuda: Any) ->
     assert (report.kernel, report.address) == ("spin", int(flag)) and report.line == line_of("do asm")
 
 
-# Through drvfuse's own layer -----------------------------------------------------------------------------------------
+# Errors that drvfuse raises ------------------------------------------------------------------------------------------
 
 
 def test_an_error_of_the_runtime_carries_the_report(small: Machine) -> None:

@@ -219,7 +219,7 @@ def test_freed_host_memory_is_found_before_a_graph_launch(cuda: Any) -> None:
     g.run(executable)
     del words
     memory.close()
-    if type(cuda).__name__ == "EmulatedDriver":  # a client's memory is requested only when the node runs
+    if type(cuda).__name__ == "EmulatedDriver":  # a `LoopbackDriver` asks for host memory only when the node runs
         assert code(cuda.cuGraphLaunch(executable, g.stream)) == R.CUDA_ERROR_INVALID_VALUE
         assert "not mapped any more" in _why(cuda)
 

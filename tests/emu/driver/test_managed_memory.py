@@ -63,7 +63,7 @@ def _location(kind: str, number: int = 0) -> Any:
 
 
 def _advise(cuda: Any, address: Any, count: int, advice: Any, place: Any) -> tuple[Any, ...]:
-    """Call cuMemAdvise for a place, which is a device, or -1 for the host."""
+    """Call cuMemAdvise with the location `place`: the number of a device, or -1 for the host."""
     if MAJOR == 12:
         return cuda.cuMemAdvise(address, count, advice, place)
     return cuda.cuMemAdvise(address, count, advice, _location("HOST") if place == -1 else _location("DEVICE", place))

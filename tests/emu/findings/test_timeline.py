@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events as text: order, columns, names of addresses, what a race and a deadlock show."""
+"""Events as text: order, columns, names of addresses, and the timelines of a race and a deadlock."""
 
 from __future__ import annotations
 

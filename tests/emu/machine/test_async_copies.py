@@ -198,7 +198,7 @@ KERNEL k(const u32* in, u32* out) {
         kept = []
         for _ in range(3):
             rig.run(body, in_, out, block=64)
-            kept.append(rig.engine.copies[:4].tobytes())  # the entries of the copies that were ever used
+            kept.append(rig.engine.copies[:4].tobytes())  # the entries for pending copies that the runs use
         late = rig.read(out, np.uint32, 32) == 7
         assert late.all() if seed == 0 else late.any() and not late.all()
         assert np.array_equal(rig.read(out, np.uint32, 32)[~late], source[32:][~late])

@@ -258,7 +258,7 @@ def test_blocks_that_take_turns_write_every_word(rng: np.random.Generator, wait:
             y = rig.empty(source.nbytes)
             rig.run(EACH.replace("%s", wait), rig.array(source), y, grid=9, block=64, resident=2)
             assert np.array_equal(rig.read(y, np.uint32, source.size), source)
-            kept.append(rig.engine.copies[:4].tobytes())  # the entries of the copies that were ever used
+            kept.append(rig.engine.copies[:4].tobytes())  # the entries for pending copies that the runs use
         assert kept[0] == kept[1] == kept[2], "copies that nobody waited for are dropped"
         rig.close()
 

@@ -329,7 +329,7 @@ def lent(rig: Rig, kind: abi.Kind) -> int:
 @pytest.mark.parametrize("kind", [abi.Kind.SHARED, abi.Kind.PARAM])
 def test_a_global_write_out_of_bounds_is_reported_for_global_memory(rig, kind, away, smem):
     out = rig.empty(400)
-    rig.run(STORE, out, 0, smem=smem)  # from now on the native engine keeps memory for blocks
+    rig.run(STORE, out, 0, smem=smem)  # after this run the native engine keeps the memory of block slots
     at = lent(rig, kind) + away - out
     launch = rig.launch(STORE, out, at, smem=smem)
     fault = fault_of(rig, launch, STORE, "out_of_bounds")

@@ -446,7 +446,7 @@ def test_threads_of_a_client_have_their_own_contexts_and_may_end(pool):
     assert pool.run(1, use_threads) == [([0, 1, 0, 2], 0)]
 
 
-# The end ------------------------------------------------------------------------------------------------------------
+# The ends of clients and of the machine -----------------------------------------------------------------------------
 
 
 def spin(rank: int, size: int) -> Any:

@@ -50,7 +50,7 @@ def _address(name: str, index: int, kind: str) -> str:
 
 
 def samples(kind: str, seed: int, count: int = COUNT) -> np.ndarray:
-    """Operands as bits: edge values, random patterns and ordinary numbers; the seed decides where edge values begin."""
+    """Return `count` operands as bits: edge values, random patterns and ordinary numbers, as the seed chooses."""
     rng = np.random.default_rng(seed)
     if kind in FORMATS:
         width, eb, mb = FORMATS[kind]

@@ -19,7 +19,7 @@ Step = Callable[[State], None]
 
 
 class Random:
-    """A random program: its PTX, line by line, and what it does to a state."""
+    """A random program: lines of PTX, and Python functions that change a dict of registers in the same way."""
 
     def __init__(self, rng: np.random.Generator):
         self.rng = rng

@@ -113,8 +113,8 @@ def test_tiles_of_every_size_have_the_bits_of_the_reference(monkeypatch, rng, ro
 
 @pytest.mark.parametrize("times,more,together", [(1, -3, 1), (2, -3, 2), (8, 5, 4)])
 def test_blocks_of_one_two_or_four_rows_have_the_bits_of_the_reference(device, rng, monkeypatch, times, more, together):
-    """A block holds one, two or four rows at a time, and repeats this if it has more; some tiles have rows that another
-    block has reduced.
+    """A block reduces one, two or four rows at a time, several times if it has more rows. Some blocks write tiles of
+    rows that another block has reduced.
     """
     monkeypatch.setattr(coat_forward, "_FEW_ROWS", 9)
     monkeypatch.setattr(coat_forward, "_HELD_ROWS", 0)
@@ -227,8 +227,8 @@ def test_blocks_share_columns_only_if_the_workspace_holds_their_sums(driver):
 
 @pytest.mark.emulated
 def test_rows_too_long_to_keep_their_scales_are_not_shared(rng, driver):
-    """Shared memory has no room for the rstd of these long rows either, so several blocks of a team would have to
-    exchange rstd through global memory.
+    """A team has one block, because shared memory cannot hold the rstd of such long rows: several blocks of a team
+    would have to exchange rstd through global memory.
     """
     values = case(rng, (17, 44544))
     with df.emu.Machine(devices=1, sm_count=2, arch="sm_89", race="strict") as machine:

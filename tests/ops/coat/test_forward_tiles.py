@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The forward pass of RMSNorm of rows that the registers of one grid hold."""
+"""The forward pass of RMSNorm by `HeldTiles`, a plan for tensors that fit in the registers of one grid."""
 
 from __future__ import annotations
 

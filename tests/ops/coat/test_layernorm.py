@@ -35,7 +35,7 @@ def bias_of(values: Case) -> np.ndarray:
 
 
 class Forward:
-    """A call of the forward, with or without weights and bias, and its results."""
+    """A call of the forward pass, with or without weights and bias, and its results."""
 
     def __init__(
         self, device, values: Case, affine: bool, QB=16, eps=1e-5, flag=False, arrays=None, bias=None, **rest: Any

@@ -134,8 +134,8 @@ def test_x_is_read_once(rng, monkeypatch, name):
 
 
 def at_a_border(values: Case, by: float, factor: float) -> tuple[Case, np.ndarray]:
-    """Weights and a bias that make the largest |y| equal to (1 + `by`) times a value at which the rounded scale
-    changes. The product with w is `factor` times as large as y.
+    """Weights and a bias that make the largest |y| equal to (1 + `by`) times a border, at which the rounded scale
+    changes. Before the bias is added, this element is `factor` times the border.
     """
     bias, weights = bias_of(values), values.w.copy()
     mean = coat_layernorm.row_mean(values.x, values.s_x, 16)

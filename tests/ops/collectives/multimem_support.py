@@ -86,8 +86,8 @@ def assert_equal_on_ranks(arrays: Sequence[df.Array]) -> None:
 
 
 def assert_room(trace: df.Trace) -> None:
-    """Check that every block has recorded phases, and that sections have room for these, but for at most about twice as
-    many.
+    """Check that every block has recorded phases, and that the trace has room for the most phases of a block, but for
+    no more than about twice as many.
     """
     for section in trace._sections:
         table = decode._words(section, section.array.numpy())

@@ -37,7 +37,7 @@ extern "C" __global__ void spy(const unsigned long long* word, unsigned long lon
 
 @contextlib.contextmanager
 def opened(n: int, seed: int = 0, **options: Any) -> Iterator[tuple[df.emu.Machine, df.Group]]:
-    """A machine of n devices and a group on it, whose calls have one block. A kernel's fault is a failed assertion."""
+    """A machine of n devices, and a group on it whose calls have one block. A kernel's fault raises AssertionError."""
     try:
         with (
             df.emu.Machine(devices=n, seed=seed) as machine,

@@ -157,8 +157,8 @@ def test_some_ranks_may_use_their_inputs_as_outputs(open_group, rng):
 
 @forms
 def test_special_values_have_the_bits_of_the_reference(open_group, algo, where):
-    """A sum of zeros is +0, a NaN result is the canonical NaN, and sums with infinities are those of any order of
-    addition."""
+    """A sum of zeros is +0, a NaN result is the canonical NaN, and sums with infinities do not depend on the order of
+    the additions."""
     nan, inf = np.nan, np.inf
     rows = [
         [-0.0, -0.0, 0.0, nan, inf, inf, -nan, 1.5, -1.5, 2.0**-133, 1.0, 1.0],

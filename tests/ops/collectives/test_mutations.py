@@ -91,8 +91,8 @@ def test_a_planted_fault_fails_its_scenario(name):
 
 @pytest.mark.parametrize(("op", "algo"), KERNELS)
 def test_a_kernel_without_its_late_trigger_fails_its_scenario(op, algo):
-    """The mutant runs under all schedules up to the first one in which the dependent of a correct kernel starts before
-    that kernel's end.
+    """The correct kernel runs under one seed after another until its dependent starts before the kernel's end. Then the
+    mutant runs under the same seeds.
     """
     seeds = scenarios.dependent_starts_before_the_end(op, algo, PDLLevel.ON)
     with faults.in_kernels("no-trigger-at-end"), pytest.raises(AssertionError, match="the dependent never starts"):

@@ -215,7 +215,7 @@ def test_reported_traffic_counts_bytes_of_kernels_and_of_exchanges(open_nodes):
     xs = [rank.zeros((4, 1024), "uint8") for rank in group]
     gathered, exchanged = df.all_gather.prepare(group, xs), df.all_to_all.prepare(group, xs)
     assert gathered.traffic[1] == 4 * 3 * 4096  # each rank's rows once to each other rank
-    # rows within a node, rows between nodes, and rows that are first passed on within a node
+    # each rank sends 1 row within its node, 2 rows between the nodes, and 1 row to a relay within its node
     assert exchanged.traffic[1] == 4 * 1024 * (1 + 2 + 1)
 
 

@@ -18,7 +18,8 @@ UNEVEN = {3: [5, 0, 2], 4: [0, 4, 1, 2]}
 
 
 class Watched(InProcess):
-    """An engine whose exchanges are watched, as if they might not end."""
+    """An exchange engine for which the group must enforce its time limit, as for one whose exchanges might never
+    end."""
 
     watched = True
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels of calls over several nodes as ptxas compiles them for sm_90a: no stack, no spill, accesses of 128 bits.
 
-A launch has one block on each multiprocessor of its budget, so a block of the most threads must fit with its registers.
+A launch has one block on each multiprocessor of its budget, so a block with the most threads must fit in the registers
+of one multiprocessor.
 """
 
 from __future__ import annotations

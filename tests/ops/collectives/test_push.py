@@ -23,8 +23,8 @@ SMALL = 16 << 10  # bytes of a workspace whose slots hold only a part of what th
 
 
 def epochs(group: df.Group) -> list[int]:
-    """The epoch of every rank, in units. Each warp adds a share of a unit, and after a call the shares sum to whole
-    units.
+    """The epoch of every rank, in multiples of EPOCH_UNIT. Each warp adds a part of EPOCH_UNIT, and after a call these
+    parts sum to a multiple of it.
     """
     group.synchronize()
     words = [

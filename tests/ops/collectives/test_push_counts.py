@@ -33,7 +33,8 @@ CASES = [  # op, shape, and whether there is a residual
 @pytest.mark.parametrize("algo", PUSH)
 @pytest.mark.parametrize("n", [2, 4])
 def test_remote_bytes_agree_with_the_formula(n, algo, op, shape, residual):
-    """Of S bytes, each rank sends (n - 1) S by one shot and 2 (n - 1) / n S by two; less if it gathers FP8 results."""
+    """For an input of S bytes each rank sends (n - 1) S bytes by push_one_shot, and 2 (n - 1) / n S bytes by
+    push_two_shot. The latter sends fewer if it gathers FP8 results."""
     with df.emu.Machine(devices=n) as machine, df.Group.local(n, driver=machine, max_blocks=4) as group:
         call = prepared(group, op, shape, algo, residual)
         group.synchronize()

@@ -99,9 +99,9 @@ def test_opening_a_group_waits_for_the_early_launches_of_other_groups(machine, r
         call.launch(streams)
     ended = len(machine.launches)
     second = opened(machine, [1, 2])
-    assert len(machine.launches) - ended == 10  # opening a group has waited for these launches
+    assert len(machine.launches) - ended == 10  # `second` was opened only after these launches had ended
     call.launch(streams)
-    third = opened(machine, [0, 1])  # does not wait, as the last call triggers late
+    third = opened(machine, [0, 1])  # opened without a wait, as the last call triggers late
     for group in (first, second, third):
         group.synchronize()
         group.close()

@@ -136,7 +136,7 @@ def test_the_product_reads_the_outputs_of_the_fused_all_reduce(driver, rng):
 
 @pytest.mark.parametrize("columns", [128, 64])
 def test_the_product_reads_the_outputs_of_the_norm_on_one_device(device, rng, columns):
-    """The rows have scales of groups of columns, and the launches form a dependent chain."""
+    """The rows have a scale for each group of columns, and the launches form a dependent chain."""
     x, norm = device.array(numbers(rng, (3, 512), "bfloat16")), device.array(numbers(rng, (512,), "bfloat16"))
     values = case(rng, 3, 20, 512, 12, weight=E4M3, scales="group")
     given = {"weight_scales": device.array(values.scales), "pdl_level": df.PDLLevel.ON}

@@ -51,7 +51,7 @@ def call(rng, shape, dtype="bfloat16", gamma=None, residual=None, beta=False, he
 
 
 def expected(of):
-    """The results of the reference, by the names of the op's arguments for results."""
+    """The results of the reference, by the names of the op's output arguments."""
     found = reference.rmsnorm_fp8(epsilon=EPSILON, weight_offset=OFFSET, **of.arrays, **of.rest)
     return dict(zip(WRITTEN, found[:3] + found[3:], strict=True))
 

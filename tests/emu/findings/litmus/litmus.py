@@ -103,7 +103,7 @@ class Setup(ctypes.Structure):
 
 @dataclass(frozen=True)
 class At:
-    """Where a role runs. Roles of one device and stream are one launch."""
+    """The thread that executes a role, the code in `P(i)`. Roles of one device and stream are one launch."""
 
     device: int = 0
     block: int = 0

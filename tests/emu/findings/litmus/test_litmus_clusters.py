@@ -352,7 +352,7 @@ for name, proxy, again, wait, races, maybe in (
     tail = "" if name != "no-wait" else "nap(R(1) && T(3));"
     add(f"copy-{name}", fill(COPY, proxy=proxy, again=again, wait=wait) + tail, races=races, maybe=f"{maybe} host~c")
 
-# One exchange, as a whole ---------------------------------------------------------------------------------------------
+# An exchange between all blocks of a cluster --------------------------------------------------------------------------
 
 EXCHANGE = """
 __shared__ alignas(16) u64 slots[4][2];

@@ -178,7 +178,7 @@ for name, end, races, strict in (
     ("with-a-barrier-at-the-end-that-is-relaxed-on-both-sides", NEITHER, "", "w~r"),
     ("with-a-volatile-barrier-at-the-end", NEITHER.replace("relaxed.sys", "volatile"), "", "w~r"),
     ("with-a-barrier-of-atomics-at-the-end", COUNTED, "", "w~r"),
-    # no race, as the end of the kernel acquires too
+    # no race without the acquire, as the end of the kernel acquires too
     ("with-an-end-that-does-not-acquire", END.replace("acquire", "relaxed"), "", ""),
     ("with-an-end-before-the-reads-of-others", END.replace("BAR ", ""), "w~r", "w~r"),
     ("with-a-relaxed-end-before-the-reads-of-others", RELAXED.replace("BAR ", ""), "w~r", "w~r"),

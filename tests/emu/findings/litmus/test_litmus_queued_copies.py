@@ -158,7 +158,8 @@ def _(here: Lab) -> None:
 
 
 def _of_a_pool(here: Lab, in_order: bool) -> None:
-    """Allocate memory of a pool, use it in two streams and free it in the first; `in_order`: after both uses."""
+    """Allocate memory of a pool, use it in two streams and free it in the first. With `in_order` the free waits for
+    both uses."""
     here.use(0)
     one, other = here.stream(0), here.stream(1)
     pointer = int(ok(here.cuda.cuMemAllocAsync(65536, one)))

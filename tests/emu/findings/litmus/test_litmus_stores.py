@@ -187,7 +187,7 @@ for name, text, races in (
 ):
     add(f"filled-by-{name}", fill(FILLED, fill=text), grid(1, 32), races=races, edge="no fence.proxy.async")
 
-# Beyond the block -----------------------------------------------------------------------------------------------------
+# Readers in another block and on another device -----------------------------------------------------------------------
 
 MESSAGE = """
 __shared__ alignas(16) u32 s[16];

@@ -2,8 +2,8 @@
 """Litmus tests with threads of one block. If they store the same value to one word, that is a race in the strict
 profile only. In the second part the lanes of a warp store different elements.
 
-Elements of several lanes that lie side by side share an entry of the detector. An access to the element of one lane
-must not conflict with those of the others.
+Adjacent elements of several lanes share an entry of the detector. An access to the element of one lane must not
+conflict with those of the others.
 """
 
 from __future__ import annotations
