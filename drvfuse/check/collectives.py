@@ -183,7 +183,7 @@ def near_32_bits(
     timeout: float = 10.0,
     pdl: PDLLevel = PDLLevel.OFF,
 ) -> None:
-    """Check calls during which the barriers' ordinals, or the epochs of push calls, pass 2**32.
+    """Check calls during which the number of barriers, or the epoch of push calls, passes 2**32.
 
     Kernels stop waiting after `timeout` seconds.
     """

@@ -29,7 +29,7 @@ PROFILE = "strict"
 be found by the profile "hardware", which reports fewer races."""
 
 _PR_SET_PDEATHSIG = 1
-_TASKS_PER_JOB = 4  # submitted to the pool at a time; all tasks at once could fill the pipes to its processes
+_TASKS_PER_JOB = 4  # tasks in the pool at a time, for each process; too many could fill the pipes to the processes
 _INTERRUPT_SECONDS = 0.2  # seconds within which Ctrl-C takes effect
 
 

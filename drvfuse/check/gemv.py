@@ -18,7 +18,7 @@ from .steps import STEPS, Step, random, steps
 
 EPSILON = 1e-6
 E4M3 = "float8_e4m3fn"
-ROWS, COLUMNS = 37, 12296  # shape of the weight, so that a block has more stages than are in flight
+ROWS, COLUMNS = 37, 12296  # the shape of the weight: so large that a block has more stages than can be in flight
 NORMED = 27
 
 
@@ -54,13 +54,14 @@ def _launch(
 
 
 def partial_norm(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Check the GEMV with two rows of bfloat16 act, one call in each step."""
+    """Check the GEMV with two rows of bfloat16 activations. Each step is one call."""
     steps(run, _solved, _launch, pdl, sm_count=4)
 
 
 @functools.lru_cache(maxsize=STEPS)
 def _solved_fp8(number: int) -> Step:
-    """Return a step with three rows of FP8 act, an FP8 weight, and a scale for each 128 columns of both."""
+    """Return a step with three rows of FP8 activations, an FP8 weight, and a scale for each 128 columns of a row of
+    both."""
     act, weight = (random(number, (3, COLUMNS), E4M3), random(0, (ROWS, COLUMNS), E4M3))
     of_act, of_weight = (
         np.abs(random(number if rows == 3 else 0, (rows, -(-COLUMNS // 128)), "float32")) for rows in (3, ROWS)
@@ -84,5 +85,5 @@ def _launch_fp8(
 
 
 def fp8(run: Run) -> None:
-    """Check the GEMV with FP8 act and weight and their group scales."""
+    """Check the GEMV with FP8 activations, an FP8 weight, and the group scales of both."""
     steps(run, _solved_fp8, _launch_fp8, None, sm_count=4)

@@ -42,7 +42,7 @@ Pair = tuple[str, str, list[Host], list[Host]]
 
 
 class Memory:
-    """The memory for inputs and outputs of all calls of a group. Each call uses as many of its words as it needs."""
+    """The memory for inputs and outputs of all calls of a group. Each call uses the first words of each array."""
 
     def __init__(self, run: Run, group: Group) -> None:
         self.run, self.group = run, group
@@ -209,7 +209,8 @@ def moves(
     timeout: float = 10.0,
     nodes: int = 1,
 ) -> None:
-    """Check six calls on `ranks` GPUs (0: 2 or 3) that form `nodes` nodes. The seed selects the options that are None.
+    """Check six calls on `ranks` GPUs that form `nodes` nodes. The seed selects the options that are None, and 2 or 3
+    GPUs if `ranks` is 0.
 
     With `tight` the workspace holds only a fraction of a call. With `graph` the sequence is replayed twice from a
     graph. With `alone` the ranks are launched one by one.
@@ -219,7 +220,7 @@ def moves(
     graph = run.chance(0.25) if graph is None else graph
     with run.group(ranks, workspace_bytes=TIGHT if tight else AMPLE, max_blocks=4, nodes=nodes) as group:
         if group.link is not None:
-            group.link.engine.watched = run.seed % 2 == 0  # True: kernels count the exchanges that start and end
+            group.link.engine.watched = run.seed % 2 == 0  # if True, kernels count the exchanges that start and end
         memory = Memory(run, group)
         with config.override(spin_timeout=timeout):
             calls = []

@@ -26,7 +26,8 @@ _REDUCING = (
     ("reduce_scatter", ("push", "pull")),
     ("reduce_scatter_rmsnorm_fp8", ("push", "pull")),
 )
-# The first three of these ops exchange partial sums between nodes, the others exchange bytes.
+# Ops that sum, with the algorithms to check. Between nodes the first three exchange partial sums together with their
+# status; the two reduce-scatters exchange partial sums as bytes.
 _SUMS = (("allreduce", ("two_stage",)), (FUSED, ("two_stage",)), *_REDUCING)
 _INSIDE = ("auto", "push", "pull")
 _REPLAYS = 3
@@ -77,7 +78,8 @@ def mixed(run: Run) -> None:
 
 
 def failing_sums(run: Run) -> None:
-    """Check a failure (`_failing`) of one of the ops that exchange partial sums together with their status."""
+    """Check that a node learns when kernels of another node give up (`_failing`), in an op that exchanges partial sums
+    together with their status."""
     nodes = run.choice((2, 4))
     with run.machine(4) as machine, _group(machine, nodes) as group:
         op, algos = run.choice(_SUMS[:3])
@@ -89,9 +91,9 @@ def failing_sums(run: Run) -> None:
 
 
 def failing_bytes(run: Run) -> None:
-    """Check a failure (`_failing`) of one of the ops whose exchanges of bytes also carry the abort words. Kernels that
-    give up do not order their accesses, and an exchange may copy an abort word while a peer sets it, so races are
-    ignored during the failure."""
+    """Check that a node learns when kernels of another node give up (`_failing`), in an op whose exchanges of bytes
+    also carry the abort words. Kernels that give up do not order their accesses, and an exchange may copy an abort word
+    while a peer sets it. So races are ignored in the call that fails."""
     nodes = run.choice((2, 4))
     with run.machine(4) as machine, _group(machine, nodes) as group:
         call = MovingCall(Memory(run, group), run.choice(_TO_ALL_NODES), run.choice(_INSIDE), run.choice(PDL), 3)

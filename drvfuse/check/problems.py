@@ -39,9 +39,9 @@ class Problem:
     """A collective with its inputs, which are the same under every seed. Problems of one shape differ by `number`.
 
     With `multimem` the sums of the inputs are exact in any order. `form` is "" or one of FORMS. With "nvfp4" all codes
-    are 6 or -6, equal in blocks of eight; eight codes of -6 are the word 0xFFFFFFFF. With "mxfp8" the scales of
-    the first row are NaN, the byte 0xFF. `splits[r]` is the number of rows of rank r, for an op whose results stay with
-    the owners of the rows.
+    are 6 or -6, equal in blocks of eight: a block of -6 is the word 0xFFFFFFFF. With "mxfp8" the scales of
+    the first row are NaN, the byte 0xFF, so four of them are this word too. In a slot this word means that nothing has
+    arrived. `splits[r]` is the number of rows of rank r, for an op whose results stay with the owners of the rows.
     """
 
     op: str

@@ -22,7 +22,7 @@ from ..runtime.stream import Stream
 
 _Method = Callable[..., Any]
 _COLLECTIVES = "allreduce"  # the prefix of the names of the collectives' kernels
-_FLAG_BYTES = 4096  # the first bytes of a workspace: more than the counter and the flags of a few blocks
+_FLAG_BYTES = 4096  # bytes at the start of a workspace, enough for the counter and the flags of a few blocks
 
 
 @dataclass(frozen=True)

@@ -88,13 +88,13 @@ class Epilogue:
 
     `expression` is a CUDA C++ expression. In scope: `x`, the fp32 sum over the ranks, not yet rounded; `i`, the flat
     index of the element; `col`, its index along the last dimension; `row`, the flat index of that row in the other
-    dimensions; `rank`, 0 for an op on one device. Its value is converted to fp32 and rounded once to the output's
-    dtype. Kernels are compiled without contraction of `a * b + c` to fma.
+    dimensions; `rank`, 0 for an op on one device. The value of the expression is converted to fp32 and rounded
+    once to the output's dtype. Kernels are compiled without contraction of `a * b + c` to fma.
 
-    A parameter is a typed scalar (`float32(v)`, `int32(v)`) or an array; array elements appear as float where the dtype
-    is a floating one. A parameter that differs by rank is a list with one entry per local rank; one with the same
-    values on each rank is `Replicated([...])` of its copies. A bare array is read by every rank where it lies, so it
-    may be overwritten or freed only after the call is complete on all ranks, not just on the rank that holds it.
+    A parameter is a typed scalar (`float32(v)`, `int32(v)`) or an array; the expression sees the elements of an array
+    of any floating dtype as float. A parameter that differs by rank is a list with one entry per local rank; one with
+    the same values on each rank is `Replicated([...])` of its copies. A bare array is read by every rank where it lies,
+    so it may be overwritten or freed only after the call is complete on all ranks, not just on the rank that holds it.
     Nothing checks indices, and an array parameter must not overlap what the collective writes.
 
     An epilogue that differs by rank (a list, or `rank` in the expression) needs an algorithm of `allreduce` in which

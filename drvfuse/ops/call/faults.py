@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fault that is planted in kernels, in `drvfuse check` and in tests only. See cu/common/faults.cuh."""
+"""The fault that is planted in kernels (cu/common/faults.cuh). Only `drvfuse check` and tests plant one."""
 
 from __future__ import annotations
 

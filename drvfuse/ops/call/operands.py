@@ -99,7 +99,7 @@ def whole(
 
 
 def rows(name: str, value: Any, driver: Driver, dtypes: Sequence[str]) -> Operand:
-    """Return the operand of an input whose rows need not follow one another without gaps."""
+    """Return the operand of an input that may have gaps between its rows."""
     if isinstance(value, Array):
         return whole(name, value, driver, dtypes)
     found = interop.as_rows(value, driver=driver, argument=name)

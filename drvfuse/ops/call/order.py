@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order of a launch and other streams: it comes after the streams that produce its arrays, and before the streams
-in which other libraries reuse theirs."""
+"""The order between a launch and the work of other streams. A launch comes after the work that produces its arrays, and
+before later work of the streams in whose order other libraries reuse these arrays."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Route:
                 )
 
     def record_use(self, event: Event | None, more: Sequence[Array]) -> None:
-        """Record in the arrays, and in `more` memory of the launch, which stream uses them."""
+        """Record that `stream` uses the arrays of the call, and `more`, the other arrays that the launch uses."""
         if self._away:
             mark_used(self._away, self.stream, event)
         if more:
@@ -93,13 +93,13 @@ class Route:
             self._away, self.recorded = (), more
 
     def keep_unordered(self, stream: Stream, event: Event | None) -> None:
-        """Keep `unordered` until the graph that was launched on `stream` is complete. The graph may be closed
-        earlier."""
+        """Keep the arrays `unordered` alive until the graph that was launched on `stream` is complete, even if the
+        graph is closed earlier."""
         if stream.capture_id() is None:
             held.keep(stream, self.unordered)
 
     def lead_owners(self, event: Event | None, capture: int | None) -> None:
-        """Order the owners of foreign arrays after the launch: their libraries may then reuse the memory."""
+        """Make the streams `owners` wait for the launch, so that later work on them may reuse the foreign arrays."""
         for owner in self.owners:
             if owner.closed or same(owner, self.stream) or _outside(owner, capture):
                 continue
@@ -115,8 +115,8 @@ class ReplayOrder:
     """The streams of other libraries on which arrays of a graph are produced, `graph.part(ReplayOrder)`.
 
     Each launch of the graph comes after earlier work on these streams, and before later work on them. A stream that
-    its library has destroyed orders nothing. A graph into which a launch is
-    captured is ordered with the same streams.
+    its library has destroyed orders nothing. If a launch of the graph is captured into another graph, launches of that
+    other graph are ordered with the same streams.
     """
 
     def __init__(self, graph: Graph) -> None:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain calls, `op(...)` in place of `op.prepare(...)`, that differ from an earlier call only in addresses of arrays.
 
-Whether a plain call is right, and what it launches, follows from its `Layout`: of the addresses only their alignment
-and which arrays share memory matter, and the layout has both. So the first call of a layout is checked and planned as
-any other, and then kept as a `Repeat`. Later calls of the layout write their addresses to its parameters and launch it.
+Whether a plain call is valid, and what it launches, follows from its `Layout`. Of the addresses two things matter:
+their alignment, and which arrays share memory. The layout has both. So the first call of a layout is checked and
+planned like any other, and then kept as a `Repeat`. A later call of the layout writes its addresses to the parameters
+of the `Repeat`, and launches the `Repeat`.
 
 A call has no layout if the result of a check may change between two calls. This is the case for arrays of other
 libraries, and for memory from other pools than drvfuse's: it may be freed, or a peer may lose access to it.
@@ -135,11 +136,11 @@ class Repeat:
     no group."""
 
     def __init__(self, prepared: Prepared[Any], arrays: Sequence[Array]) -> None:
-        """`arrays` are those of the call's layout. Raises LookupError if the launch sequence has no `pointed`, or if no
-        parameter has the address of one of the arrays."""
+        """`arrays` are those of the call's layout. Raises LookupError if the launch sequence has no attribute
+        `pointed`, or if no parameter has the address of one of the arrays."""
         more: Sequence[Pointed] | None = getattr(prepared._sequence, "pointed", None)
         if more is None:
-            raise LookupError(f"{prepared!r} cannot be repeated: its launch sequence has no `pointed`")
+            raise LookupError(f"{prepared!r} cannot be repeated: its launch sequence has no attribute `pointed`")
         self.note, self._sequence = prepared.note, prepared._sequence
         self._ready = prepared._ready  # keeps the launches alive, to which the group holds only weak references
         self._turns = None if isinstance(prepared._turns, GroupTurns) else prepared._turns

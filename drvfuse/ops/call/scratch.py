@@ -63,8 +63,8 @@ class Workspace:
         return ScratchParams(state=self.ptr, report=self._reports.address(self.ptr), timeout_ns=timeout)
 
     def check(self) -> None:
-        """Raise GridTimeout if a launch has given up and no call has raised that yet. A workspace that drvfuse keeps is
-        then zeroed before the next launch that uses it."""
+        """Raise GridTimeout if a launch has given up and no GridTimeout was raised for it yet. A workspace that drvfuse
+        keeps is then zeroed before the next launch that uses it."""
         try:
             self._reports.check(self._index, self.ptr)
         except GridTimeout:
@@ -203,7 +203,7 @@ def checked(value: Any, driver: Driver, device: Device, nbytes: int) -> list[Ope
 
 
 def check_device(device: Device) -> None:
-    """Raise GridTimeout if a kernel of an op on `device` has given up waiting and no call has raised that yet.
+    """Raise GridTimeout if a kernel of an op on `device` has given up waiting and no GridTimeout was raised for it yet.
 
     It reads host memory only, so it cannot report launches that still run: synchronise first.
     """

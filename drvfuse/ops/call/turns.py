@@ -45,7 +45,8 @@ class Turns(Protocol):
         """
 
     def admit(self, streams: Sequence[Stream]) -> None:
-        """Raise the error that an earlier launch has reported, or reset the state that the failed launch has left."""
+        """Raise the error that an earlier launch has reported. If it was raised already, reset the state that the
+        failed launch has left."""
 
     def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> bool:
         """Order the streams after the launches of the previous call. Returns whether a rank's stream may differ from
@@ -102,7 +103,7 @@ class GroupTurns:
         elsewhere = False
         for index, stream in enumerate(streams):
             rank = self._ranks[positions[index]]
-            if rank.order.last is not stream or stream.foreign:  # otherwise `stream` had the last call
+            if rank.order.last is not stream or stream.foreign:  # otherwise the rank's last call was on `stream`
                 rank.order.admit(stream, rank.index)
                 elsewhere = True
         return elsewhere

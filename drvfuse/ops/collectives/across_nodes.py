@@ -2,13 +2,14 @@
 """The launch sequence of a call over several nodes: kernels, and exchanges between the nodes, one after another.
 
 Failure. A rank whose kernel gives up takes part in all later exchanges nevertheless: they must match on all nodes, and
-the host may have queued them long before. So every exchange also carries whether the sums or bytes are defined: the
-status of sums (cu/collectives/nodes.cuh), or the abort word of the sender (cu/collectives/exchange_ended.cu). The first
-kernel after the exchange reads this, reports, and aborts the ranks of its node, which raise NodeFailed.
+the host may have queued them long before. So every exchange also carries a word that tells whether the sums or bytes
+are defined: the status of sums (cu/collectives/nodes.cuh), or the abort word of the sender
+(cu/collectives/exchange_ended.cu). The first kernel after the exchange reads this word. If they are not defined, the
+kernel writes a report and aborts the ranks of its node, which raise NodeFailed.
 
 The stages follow one another on each rank's stream. With dependent launch the first kernel is a dependent of the kernel
 before the call, and the kernel after the call is a dependent of the last kernel. The engine's work is no dependent
-launch: the kernel before that work triggers at its end.
+launch, so a kernel before that work triggers only at the kernel's own end.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from ...runtime.launch import Launch
     from ...runtime.stream import Stream
 
-_WORD = 8  # bytes of an abort word, and of a word of Progress
+_WORD = 8  # bytes of an abort word, and of a word of `struct Progress` (cu/collectives/progress.cuh)
 
 
 def link(group: Group) -> NodeLink:
@@ -174,8 +175,8 @@ class Span(NamedTuple):
 class Bytes:
     """An exchange of bytes. Each local rank sends and receives spans of `addresses`, and then sends its abort word to
     each peer. A kernel after the exchange checks the received abort words. If the engine's waits have no time limit
-    (`watched`), a kernel before the exchange also counts that it begins, and the kernel after it that it has ended, so
-    that the host can see whether an exchange is still running."""
+    (`watched`), a kernel before the exchange counts the exchanges that have begun, and the kernel after the exchange
+    counts those that have ended. So the host can see whether an exchange is still running."""
 
     def __init__(
         self,
@@ -269,8 +270,8 @@ class AcrossNodes:
         """Raise unless all local ranks are launched together and, in a capture, the engine's work can be captured."""
         if alone and len(self.launches) > 1:
             raise Unsupported(
-                "a call over several nodes launches all local ranks together, as the engine takes their exchanges at "
-                "once; call launch() without rank="
+                "a call over several nodes launches all local ranks together, as the engine needs the exchanges of "
+                "all of them together; call launch() without rank="
             )
         require_one_side(captures)
         self._link.engine.check_captures(captures)

@@ -89,7 +89,7 @@ def allreduce_rmsnorm_fp8(
     the outputs of `Quantisation.none()`.
 
     `use_multimem=True`: one rank sums each row through multicast memory, normalises it, and stores output and scale to
-    all ranks; with residuals it stores the residual's output. `algo` must be "auto" or "two_stage", which mean the
+    all ranks; with residuals it stores the residual output too. `algo` must be "auto" or "two_stage", which mean the
     same. Inputs, staging and sums are as with `allreduce`, so x begins with the sum rounded to the inputs' dtype; rows
     whose size is no multiple of 16 bytes are staged too. All ranks hold equal bits: those of `drvfuse.reference` for
     the sum that the switches returned.

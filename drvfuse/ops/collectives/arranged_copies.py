@@ -84,8 +84,8 @@ class ArrangedCopies:
                 launch(streams[position])
 
     def _launch(self, position: int, peer: int, begin: int, size: int, most: int | None = None) -> Launch:
-        """Return the launch on rank `position` that stores scales of rank `peer`: of these `size` bytes those from byte
-        `begin` on, at most `most` bytes (None: no limit)."""
+        """Return the launch on rank `position` that stores scales of rank `peer`. The peer has `size` bytes of scales;
+        the launch stores at most `most` of them (None: no limit), from byte `begin` on."""
         arrangement = self._part.arrangement
         assert arrangement is not None
         nbytes = size - begin if most is None else min(most, size - begin)

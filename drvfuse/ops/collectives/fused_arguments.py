@@ -62,8 +62,9 @@ class FusedRows:
         return cls(inputs, math.prod(each), normed, 0, normed, shape, each)
 
     def split(self, group: Group, splits: Any) -> FusedRows:
-        """Return the same rows, for an op by which rank r gets `splits[r]` of them; with None the ranks get numbers of
-        rows that are as equal as possible. Raises ArgumentError for splits whose sum is not the number of rows."""
+        """Return the same rows, for an op that gives `splits[r]` of them to rank r. If `splits` is None, the ranks get
+        numbers of rows that are as equal as possible. Raises ArgumentError for splits whose sum is not the number of
+        rows."""
         assert isinstance(self.each, tuple)
         shape = self.inputs[0].shape
         heads = self.each[len(shape) - 1 :]  # () without heads
@@ -141,8 +142,8 @@ def quantisation_of(
 
 
 def _per_row(dtype: DType, out_dtype: str | DType, scales_dtype: str | DType, scale_ub: float) -> Quantisation:
-    """Return the quantisation per row that these arguments describe for inputs of `dtype`; none for outputs of
-    `dtype`."""
+    """Return the quantisation per row that these arguments describe for inputs of `dtype`, or `Quantisation.none()` if
+    the outputs have `dtype` too."""
     out = dtypes.get(out_dtype, "out_dtype")
     options.one_of("out_dtype", out.name, (*dtypes.FP8, dtype.name))
     scales = dtypes.get(scales_dtype, "scales_dtype")

@@ -129,8 +129,8 @@ class FusedScatterCall(FusedCall):
         return replace(FusedCall._kernel(finishing), ranks=1)
 
     def _have_rows(self, ready: Sequence[Ready], counts: Sequence[int]) -> None:
-        """Write the number of rows of each rank to the parameters: the rows of this launch, and those of all launches
-        of the call."""
+        """Write to the parameters how many rows each rank gets: in this launch (`counts`), and in all launches of the
+        call."""
         for rank, one, count in zip(self.options.group, ready, counts, strict=True):
             one.parameters.rows = count
             if self.form.has_more:

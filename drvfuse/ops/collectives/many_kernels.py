@@ -30,8 +30,8 @@ class ManyCall(ctypes.Structure):
 
     @classmethod
     def of(cls, counts: Sequence[int], width: int, begin: int = 0) -> ManyCall:
-        """Return the call for tensors with these numbers of elements, `width` to a pack. Pack `begin` of the sequence
-        of all tensors is pack 0 of the call."""
+        """Return the parameters for tensors with these numbers of elements, of which `width` fill a pack. Packs are
+        numbered from tensor to tensor, and the launch begins with pack `begin`."""
         made = cls()
         made.counts[: len(counts)] = counts
         first = [at - begin for at in itertools.accumulate((0, *(ceil_div(count, width) for count in counts[:-1])))]

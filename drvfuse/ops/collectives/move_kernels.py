@@ -104,7 +104,8 @@ class Moved(ctypes.Structure):
 
     @property
     def offsets(self) -> int:
-        """The bitwise "or" of all sizes, and of all offsets in this rank's input and output."""
+        """The bitwise "or" of all sizes and all offsets in this rank's input and output, which shows their
+        alignment."""
         found = 0
         for sent, received in zip(self.sent, self.received, strict=True):
             found |= sent.source | sent.nbytes | received.target | received.nbytes

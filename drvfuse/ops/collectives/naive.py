@@ -37,8 +37,8 @@ def sources(group: Group, position: int, own: int, slot: int, offset: int = 0) -
     """Return the addresses from which rank `position` sums, by rank: its own input at `own`, and its slots, which hold
     the parts of the other ranks' inputs.
 
-    `offset` bytes are subtracted from each address: the kernel gets addresses of whole tensors and adds the offset of
-    the part itself.
+    `offset` bytes are subtracted from each address, because the kernel adds the offset of the part to the addresses
+    that it gets.
     """
     base = group.workspace.pointers[position] + PAYLOAD_OFFSET
     slot = -(-slot // 16) * 16

@@ -63,7 +63,7 @@ def sequence(
 
 
 def _results(options: CallOptions, dtype: DType, ragged: bool, chunk: shares.Chunk, many: ManyCall) -> plan.Plan:
-    """Return the plan of the kernel after the exchange."""
+    """Return the plan of the kernel after the exchange, which adds the nodes' partial sums and writes the results."""
     count = chunk.items * chunk.share.width
     shape = plans.allreduce_launch(count, dtype.itemsize, chunk.share.inside, nodes.ALGORITHM, options.blocks)
     spec = ManyKernel(

@@ -81,7 +81,8 @@ class _NoRows(FromPayloads):
 
 
 def _far_payloads(group: Group, rank: int, direction: int) -> list[int]:
-    """Return the payloads of a rank's peers, from its neighbour in the direction `direction` (1 or -1) on."""
+    """Return the addresses of the payloads of a rank's peers. The next rank of the node comes first if `direction` is
+    1, the previous rank if it is -1."""
     peers, place = group.layout.ranks(group.layout.of[rank]), group.layout.place(rank)
     others = [peers[(place + direction * distance) % len(peers)] for distance in range(1, len(peers))]
     return [group.workspace.pointers[peer] + PAYLOAD_OFFSET for peer in others]

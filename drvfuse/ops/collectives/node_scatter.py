@@ -43,7 +43,7 @@ def payload(group: Group, rank: int) -> int:
 
 
 def area(group: Group, staged: bool) -> int:
-    """Return the offset in a payload at which partial sums begin: after the half in which inputs are staged, if any."""
+    """Return the offset in a payload at which partial sums begin. If inputs are staged, they have the first half."""
     return group.workspace.payload_bytes // 2 // plans.PACK_BYTES * plans.PACK_BYTES if staged else 0
 
 
@@ -67,8 +67,9 @@ class PartialSums:
     staged: bool
 
     def opening(self) -> tuple[list[Stage], list[Ready]]:
-        """Return the stages before the first chunk, and their launches: by "push" a barrier, as the kernels of a chunk
-        have none before they store to payloads."""
+        """Return the stages before the first chunk, and their launches. With a push algorithm and
+        several ranks in a node there is one stage, a barrier, because the kernels of a chunk store to payloads without
+        a barrier before. Otherwise there is no stage."""
         group = self.options.group
         ready = barrier(self.options) if self.form in PUSH and group.layout.inside > 1 else []
         return [Kernels(ready)] if ready else [], ready

@@ -34,7 +34,7 @@ def algorithm(group: Group, algo: str, use_multimem: bool) -> str:
     Raises Unsupported for multicast, and if the devices of a node lack peer access.
     """
     if use_multimem:
-        raise Unsupported("use_multimem=True sums inside the switches of one node; the group has several")
+        raise Unsupported("use_multimem=True sums in the switches inside one node, and the group has several nodes")
     if algo not in ("auto", ALGORITHM):
         raise ArgumentError("algo", f'"{algo}"', f'"auto" or "{ALGORITHM}" for a group over several nodes')
     plan.require_peers(group, ALGORITHM)
@@ -74,7 +74,7 @@ def sums(
 def sums_of_rows(
     options: CallOptions, dtype: DType, columns: int, row_packs: int, chunk: Chunk, inputs: Sequence[int]
 ) -> list[Ready]:
-    """Return launches of `node_sums` for rows of `columns` elements, each of which has `row_packs` packs."""
+    """Return launches of `node_sums` for rows; each row has `columns` elements, in `row_packs` packs."""
     parameters = NodeSumsParams(columns=columns, row_packs=row_packs)
     key = (dtype.name, columns, row_packs, chunk.items, chunk.share, options.blocks)
     return sums(options, dtype, plans.ragged(columns, dtype.itemsize), chunk, inputs, parameters, key)

@@ -16,9 +16,9 @@ class NormForm:
     """The form of a fused kernel, as cu/collectives/norm_form.cuh describes it. The defaults are the plain RMSNorm.
 
     `kind`, `group` and `layout` are those of a `Quantisation`. `kind` is "" for quantisation per row, and also for
-    none, if the output has the inputs' dtype. `head`: the number of columns of a head if a row has several heads, 0 if
-    whole rows are normed. `residual`: the dtype of residual and residual output, None for the inputs' dtype. `layer`:
-    LayerNorm, with `beta` or without. `normed`: the normed rows are stored too, in the inputs' dtype.
+    no quantisation, when the output has the inputs' dtype. `head`: the number of columns of a head if a row has several
+    heads, 0 if whole rows are normed. `residual`: the dtype of residual and residual output, None for the inputs'
+    dtype. `layer`: LayerNorm, with `beta` or without. `normed`: the normed rows are stored too, in the inputs' dtype.
     """
 
     kind: str = ""

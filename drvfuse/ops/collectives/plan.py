@@ -111,7 +111,7 @@ def take(
     is `plan()`, which is then kept.
 
     The key holds everything that `plan()` depends on besides the group. `more[i]` is the second argument of rank i's
-    kernel. The function writes the addresses that every collective has: `table[i]` are the addresses from which rank i
+    kernel. `take` writes the addresses that every collective has: `table[i]` are the addresses from which rank i
     sums, and `inputs[i]` is the address of its input.
     """
     further: list[Sequence[Any]] = [(structure,) for structure in more] or [()] * len(group.ranks)
@@ -184,8 +184,8 @@ def _planned(group: Group, plan: Plan, pdl: PDLLevel) -> list[Planned]:
 
 
 def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool, bool], None] | None:
-    """Return the function that changes a launch of the plan when its group becomes the only open group on its devices,
-    and when that ends. Return None if launches of the plan never change."""
+    """Return the function that changes a launch of the plan (`Ready.adapt`) when the group becomes alone on its
+    devices, and when it is no longer alone. Return None if launches of the plan never change."""
     larger = plan.alone
     if larger is None and not early:
         return None
