@@ -116,7 +116,7 @@ def fp8_rmsnorm_forward(
     rstd: Floats | None = None,
     reciprocal: SupportsFloat | None = None,
 ) -> Forward:
-    """The forward pass. s_y is NaN if all y of a row are NaN; other NaNs do not enter the maximum."""
+    """The results of the op. s_y is NaN if all y of a row are NaN; other NaNs do not enter the maximum."""
     values = dequantise(x, s_x, QB)
     if rstd is None:
         rstd = row_rstd(x, s_x, QB, eps)

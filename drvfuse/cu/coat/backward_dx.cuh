@@ -12,7 +12,7 @@ constexpr int SUMS = CENTRED ? 2 : 1;  // number of sums over a row (c1, c2), an
 template <int LOADERS>
 struct Weights {
     static constexpr int ALL = PACKS * TEAM_THREADS;              // packs of a row
-    static constexpr int ROUNDS = (ALL + LOADERS - 1) / LOADERS;  // packs of a loader
+    static constexpr int ROUNDS = (ALL + LOADERS - 1) / LOADERS;  // the most packs that one thread loads
     Pack<Weight, WIDTH> pack[ROUNDS];
 
     __device__ static __forceinline__ bool beyond(int place) { return ALL % LOADERS != 0 && place >= ALL; }

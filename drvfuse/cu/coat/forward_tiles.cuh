@@ -33,7 +33,7 @@ struct Rows {
     u8* x;         // [count, p.resident_columns]: the first columns of each row, permuted by x_offset()
     bf16* scales;  // [groups of QB columns, count], with KNOWN, permuted by scales_offset()
 
-    // Returns the row of the tensor that row `block_row` of the block is.
+    // Returns the index in the tensor of row `block_row` of the block.
     __device__ __forceinline__ i64 global_row(int block_row) const {
         const u32 row_in_groups = u32(team * BLOCK_ROWS) + u32(block_row) % BLOCK_ROWS;
         return u64(u32(block_row) / BLOCK_ROWS) * u32(teams * BLOCK_ROWS) + row_in_groups;
@@ -230,7 +230,7 @@ struct Tiles {
         piece.x += 4 * AHEAD * (NEAR ? p.resident_columns : p.x_stride);
         Factors factors;
         if (tile.down >= 0) piece.start_load(factors, rows, 0);
-        // With REREADS block barriers keep the warps in step: 67 million elements then take 5 % less time on an H200.
+        // With REREADS, block barriers keep the warps in step: 67 million elements then take 5 % less time on an H200.
         // The same barriers would cost 5 % with half as many elements, most of which are in shared memory.
         const int rounds = REREADS && strips > 0 ? (rows.count / TILE_ROWS * strips + WARPS - 1) / WARPS : 0;
         for (int round = 0; REREADS ? round < rounds : tile.down >= 0; ++round) {

@@ -52,7 +52,7 @@ struct DivisionParams {
     Scratch scratch;    // the workspace of the grid's barrier, with FIND
     i64 rows;           // rows of x
     i64 batch_rows;     // rows of a batch; each batch is transposed as one matrix
-    i64 x_stride;       // elements between two rows of x
+    i64 x_stride;       // elements from one row of x to the next
     int columns;        // columns of x
     int early_trigger;  // 1: trigger dependent launches early, 0: after the last store
 };

@@ -57,8 +57,8 @@ struct GroupParams {
 using Bf16Pack = Pack<bf16, PACK>;
 using WeightPack = Pack<Weight, PACK>;
 
-// Exchanges halves of packs between the two lanes of a pair. This makes whole packs of the halves that the lanes have
-// loaded, or, of whole packs, the halves that they store.
+// Exchanges halves of packs between the two lanes of a pair. After load_halves() this makes whole packs of the halves.
+// Before store_halves() it divides whole packs into the halves that each lane stores.
 __device__ __forceinline__ void exchange_halves(Bf16Pack& pack) {
     const bool odd = threadIdx.x % 2;
 #pragma unroll
@@ -96,7 +96,7 @@ __device__ __forceinline__ void store_halves(const Bf16Pack& pack, u16* row, int
 
 // A thread's packs of a row, as loaded from memory. Elements that do not exist are 0.
 struct Loaded {
-    Bf16Pack a[PACKS], b[PACKS];  // of a and b, only if ADD: what load_halves() loads if ALIGNED, else whole packs
+    Bf16Pack a[PACKS], b[PACKS];  // only if ADD: halves from load_halves() if ALIGNED, else whole packs of a and b
     Fp8Row x;                     // x and its scales, unless ADD
 };
 

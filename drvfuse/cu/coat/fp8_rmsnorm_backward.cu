@@ -13,10 +13,10 @@
 // the sum of GRADIENTS bf16 arrays [rows, columns], rounded to bf16 after each addition. All else is in fp32 and IEEE
 // arithmetic.
 //
-// Division. The launch is cooperative, with at most one block per segment. Segment s of `segments` has rows s, s +
-// segments, ... A block takes whole segments, so that all blocks process neighbouring rows at any time. The last block
-// has the first segment, since the first segments may have one row more, and the first blocks also add columns. Team t
-// of the block's TEAMS teams takes rows t, t + TEAMS, ... of a segment. Each thread of a team has PACKS packs of 8
+// Division. The launch is cooperative, with at most one block per segment. A block takes whole segments. Segment s of
+// `segments` has rows s, s + segments, ..., so that all blocks process neighbouring rows at any time. The first
+// segments may have one row more, and the first blocks also add columns, so the last block has the first segment. Team
+// t of the block's TEAMS teams takes rows t, t + TEAMS, ... of a segment. Each thread of a team has PACKS packs of 8
 // columns of a row. A pack has 8 columns so that a warp accesses 512 contiguous bytes of g and dx: with 16, each sector
 // would be written in two halves. When a segment is complete, its sums are published, and each block adds the segments
 // of some columns (backward_sums.cuh).
@@ -32,7 +32,7 @@
 // elements of a pack in order, the packs of a thread, a butterfly over the lanes, the warps in order. So all results
 // have the same bits in every run and on every grid.
 //
-// Memory ordering. Between blocks: backward_sums.cuh; without WEIGHTED blocks share nothing and wait for nothing.
+// Memory ordering. Between blocks: backward_sums.cuh. Without WEIGHTED, blocks share nothing and wait for nothing.
 // Between the warps of a team: Products::add_over_team() and backward_ring.cuh.
 // Failure: scratch.cuh. After a time-out dw and db are not written.
 //

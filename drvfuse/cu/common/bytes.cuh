@@ -27,13 +27,14 @@ __device__ __forceinline__ u32 misalignment(const char* at) { return u32(reinter
 // The number of bytes of the pack, 0 to 16.
 __device__ __forceinline__ int bytes_of(const Spot& spot) { return int(max(i64(0), min(i64(16), spot.remaining))); }
 
-// Whether one access reads or writes the pack.
+// Whether the pack can be read or written by a single access.
 __device__ __forceinline__ bool is_whole(const Spot& spot) {
     return spot.remaining >= 16 && misalignment(spot.address) == 0;
 }
 
-// This lane. The compiler does not know that each call returns the same number. Otherwise it would compute all values
-// that depend on the lane alone at the start of the kernel, and keep them in registers that the kernels need.
+// Returns the index of this lane in its warp. The compiler does not know that each call returns the same number.
+// Otherwise it would compute all values that depend on the lane alone at the start of the kernel, and keep them in
+// registers that the kernels need.
 __device__ __forceinline__ u32 fresh_lane() {
     u32 lane = threadIdx.x % 32;
     ptx::forget(lane);
@@ -43,7 +44,7 @@ __device__ __forceinline__ u32 fresh_lane() {
 // A run of packs, and this lane's share of it.
 struct Run {
     char* start;  // the address of the first slice
-    u32 lane;     // this lane
+    u32 lane;     // the index of this lane in its warp
     u32 first;    // the lane that has the first pack and the first slice
     u32 skipped;  // how many bytes of the first slice lie before the run, 0 to 15
     u32 bytes;    // the number of bytes of the run, 1 to 512
@@ -100,7 +101,7 @@ __device__ __forceinline__ void for_each_run(const Spot& spot, const F& f) {
     }
 }
 
-// Bytes `skip` to `skip` + 15 of the 32 bytes `low`, `high`; `skip` is at most 15.
+// Sets `word` to bytes `skip` to `skip` + 15 of the 32 bytes `low`, `high`; `skip` is at most 15.
 __device__ __forceinline__ void shift_bytes(u32 (&word)[4], const u32 (&low)[4], const u32 (&high)[4], u32 skip) {
     u32 all[8];
 #pragma unroll

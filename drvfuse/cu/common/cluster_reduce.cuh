@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reduction of one row that a cluster of blocks holds: the tree of reduce.cuh, whose last step every warp computes.
 //
-// Here pack (j * Cluster + block) * threads + t belongs to thread t of a block, so one warp still has each group of 32
-// packs. Each warp sends its group's sum and maximum to every block of the cluster by asynchronous stores, which
-// complete on a barrier object there; every warp of every block waits for that and reads all groups of the row.
+// Here pack (j * Cluster + block) * threads + t belongs to thread t of a block, so the 32 packs of a group belong to
+// one warp, as in reduce.cuh. Each warp sends its group's sum and maximum to every block of the cluster by asynchronous
+// stores, which complete on a barrier object there. Every warp of every block waits for that object and reads all
+// groups of the row.
 //
 // Two sets of words and barrier objects are used alternately. A block can be one row ahead of another and no more: it
 // has passed the exchange of row k + 1 only when every warp has sent its part of that row, and each warp sends its part

@@ -17,7 +17,7 @@ constexpr int PACKS = DRVFUSE_PACKS;              // 16-byte packs of a row held
 constexpr int STEP = DRVFUSE_STEP;                // rows of a stage
 constexpr int NORM_WARPS = DRVFUSE_NORM_WARPS;    // warps that normalise the results of a row of act: a power of two
 constexpr int SUM_LANES = DRVFUSE_SUM_LANES;      // lanes that add the groups of a row: a power of two
-constexpr int ACCESS = DRVFUSE_ACCESS;            // the bytes of an access to which all rows of the weight are aligned
+constexpr int ACCESS = DRVFUSE_ACCESS;            // bytes per access to the weight; all its rows are aligned to them
 constexpr int STAGES = DRVFUSE_STAGES;            // stages in flight
 constexpr int SLOTS = DRVFUSE_SLOTS;              // slots for stages: in flight, being multiplied, or being added
 constexpr int SUM_WARPS = DRVFUSE_SUM_WARPS;      // warps that add group sums; warp s % SUM_WARPS adds those of stage s
@@ -59,11 +59,11 @@ static_assert(!CHUNKED || GROUPS % 32 == 0, "a group has the same lane in all ch
 // first, since the parameters of a kernel are loaded by cache lines.
 struct GemvParams {
     const Weight* weight;     // [N, columns]
-    i64 weight_step;          // bytes between two rows of the weight, below 2^32
+    i64 weight_step;          // bytes from one row of the weight to the next, below 2^32
     int columns;              // K
     int n_normed;             // normed rows of the weight, the first ones
     int n_unnormed;           // rows of the weight that are not normed
-    int rows_share;           // rows of the weight of each block
+    int rows_share;           // rows of the weight that every block has
     int rows_more;            // how many blocks, the first ones, have one row more
     int normed_share;         // normed rows of each block
     int normed_more;          // how many blocks, the first ones, have one normed row more
@@ -73,7 +73,7 @@ struct GemvParams {
     int polled_from;          // rows that the last block publishes before it polls, since polls delay its reads
     int unused;               // padding to a multiple of 8 bytes
     const Act* act;           // [M, columns]
-    i64 act_stride;           // elements between two rows of act
+    i64 act_stride;           // elements from one row of act to the next
     const float* scales;      // the scales of the weight, in the form SCALES
     Out* normed;              // [M, n_normed]
     Out* unnormed;            // [M, n_unnormed]

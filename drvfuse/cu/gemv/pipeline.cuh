@@ -49,7 +49,7 @@ struct Pipeline {
     Mbarrier full[SLOTS], done[SLOTS];  // the two barriers of each slot
     Mbarrier epoch_read;                // its phase ends when `tag` is written
     Mbarrier published;                 // its phase ends when this block has published its first `polled_from` rows
-    u32 tag;                            // the tag of the words that this block publishes, set when `epoch_read` ends
+    u32 tag;                            // the tag of this block's published words, valid once epoch_read's phase ends
 
     // Called by one thread, before a __syncthreads().
     __device__ __forceinline__ void init() {

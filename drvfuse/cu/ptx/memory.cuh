@@ -84,7 +84,7 @@ __device__ __forceinline__ void load_f32_if(bool wanted, float& value, const voi
                  : "memory");
 }
 
-// prefetch.global.L2: it reads nothing that a program could see
+// prefetch.global.L2: a hint, which returns no data
 __device__ __forceinline__ void prefetch_l2(const void* address) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }

@@ -27,11 +27,11 @@
 //     0   %globaltimer at the entry, in ns
 //     1   clock at the entry
 //     2   %globaltimer at the exit + (SM id << 48)
-//     3   clock at the exit, the end of the phase `finish`                     zero: the block has not run
-//     4.. `waits` words, one a barrier and peer: clock when the peer was seen  zero: it was not
-//     ..  one a phase, in order: clock at its end + (role + 1 << 48)           zero: there was none
+//     3   clock at the exit, the end of the phase `finish`                       zero: the block has not run
+//     4.. `waits` words, one per barrier and peer: clock when the peer was seen  zero: it was not
+//     ..  one per phase, in order: clock at its end + (role + 1 << 48)           zero: there was none
 // "clock" is %clock64 of the SM: differences are valid within a block, up to 2^48 cycles. The two readings of
-// %globaltimer relate them to the time of the device. Every launch writes all words.
+// %globaltimer relate this clock to the time of the device. Every launch writes all words.
 //
 // Memory ordering. The section belongs to one prepared launch, whose launches follow each other, and the stores come
 // after the wait for the producer. The reader waits for the end of the kernel.
@@ -97,7 +97,7 @@ public:
           next_(buffer_ + 8 * (HEADER + params.waits)) {
         u64 entered_ns = 0, entered = 0;
         if (writes()) entered_ns = ptx::nanoseconds(), entered = ptx::cycles();
-        if (in_warp()) {  // the writer's lane has the first words, and the other lanes zero the rest
+        if (in_warp()) {  // the writer stores the times of the entry, and the other lanes store zeros
             const u32 own = buffer_ + 16 * ((threadIdx.x - Writer) % 32);
             ptx::store_shared_v2(own, entered_ns, entered);
 #pragma unroll 1

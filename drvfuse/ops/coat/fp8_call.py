@@ -80,8 +80,7 @@ class Fp8Call:
         self.arrays = {**read, **dict(zip(wanted, self._written, strict=True))}
 
     def aligned(self, *fields: str) -> bool:
-        """Whether all rows of the arrays `fields`, as far as the call has them, begin and end at multiples of 16
-        bytes."""
+        """Whether all rows begin and end at multiples of 16 bytes, in each of the arrays `fields` that the call has."""
         return self.columns % 16 == 0 and all(self.arrays[one].rows_aligned for one in fields if one in self.arrays)
 
     def planned(

@@ -83,9 +83,10 @@ def fp8_rmsnorm_pg2pg_forward(
     and N at most 32768. qy has x's shape and dtype, and s_y the shape and dtype of s_x. rstd [M] is float32, with the
     bits of `fp8_rmsnorm_forward`. `transpose_output_2d` has no effect, since there is no transpose.
 
-    y = (x * s_x * rstd) * w in fp32. With `most`, the largest |y| of a group, its scale is (most + 1e-10) / fp8_max; y
-    is divided by that scale and rounded once to FP8, and the scale is stored as bfloat16. NaN elements stay NaN and do
-    not enter `most`; a group of NaNs has a NaN scale. An infinite y becomes NaN, and the rest of its group 0.
+    y = (x * s_x * rstd) * w in fp32. The scale of a group is (most + 1e-10) / fp8_max, where `most` is the group's
+    largest |y|; y is divided by that scale and rounded once to FP8, and the scale is stored as bfloat16. NaN elements
+    stay NaN and do not enter `most`; a group of NaNs has a NaN scale. An infinite y becomes NaN, and the rest of its
+    group 0.
 
     `outputs` is (qy, s_y, rstd). No workspace is needed. The other options, ownership, streams and errors are those of
     `fp8_rmsnorm_forward`. The rule is `drvfuse.reference.coat_groups.fp8_rmsnorm_pg2pg_forward`.
@@ -167,7 +168,7 @@ def _groups(shape: tuple[int, ...], QB: int) -> tuple[int, ...]:
 
 
 def _add_outputs(shape: tuple[int, ...], target: DType, QB: int) -> dict[str, Wanted]:
-    """The results of the residual addition. The keys are the kernel parameters that get their addresses."""
+    """Which arrays the residual addition writes. The keys are the kernel parameters that get their addresses."""
     bf16 = dtypes.get("bfloat16")
     return {"sum": ("sum", shape, bf16), "x": ("x", shape, target), "scales": ("s_x", _groups(shape, QB), bf16)}
 

@@ -143,7 +143,7 @@ def outputs(
     made = dtype or (OF_FP8 if x.dtype.name in FP8 else x.dtype)
     for name, (value, columns) in wanted.items():
         if value is None:
-            if columns:  # an array without elements takes no memory
+            if columns:  # an empty array takes no memory, so a capture may make it
                 refuse_capture([stream], name)
             found[name] = operands.made(name, device.empty((*lead, columns), made, stream=stream))
     return found["normed_output"], found["unnormed_output"]
