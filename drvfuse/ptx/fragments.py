@@ -75,8 +75,9 @@ def of_mma(which: str, shape: Shape, kind: str, layout: str = "") -> Fragment:
 
 
 def _accumulators(rows: int, kind: str, lane: int) -> list[Register]:
-    """The fragment of an accumulator with eight columns: of each eight rows, a lane holds two neighbouring elements of
-    one row."""
+    """The registers of a lane for an accumulator with eight columns. From every eight rows, the lane has two adjacent
+    elements, which lie in one row.
+    """
     group, member = divmod(lane, 4)
     pairs = [[(top + group, 2 * member + e) for e in range(2)] for top in range(0, rows, 8)]
     return [tuple(pair) for pair in pairs] if WIDTHS[kind] == 16 else [(cell,) for pair in pairs for cell in pair]

@@ -28,7 +28,9 @@ def reason(name: str) -> str:
 
 
 def refuse(name: str, signature: inspect.Signature) -> Callable[..., Any]:
-    """The replacement for a refused function. It fails with cudaErrorNotSupported, and makes one report."""
+    """The replacement for a refused function. Each call fails with cudaErrorNotSupported. The first one is reported,
+    unless another process serves the machine.
+    """
 
     def call(state: State, *args: Any, **kwargs: Any) -> Any:
         signature.bind(*args, **kwargs)

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 PROFILES = ("hardware", "strict")
 _OPS = 1 << 24  # operations of a machine beyond this number are not checked
 _KEPT = 4096  # at most so many copies are remembered, and at most so many plain stores of flags
-_WITHOUT_FLAG = (Edge.NONE, Edge.RELEASED_EARLIER, Edge.ORDER)  # edges that name no flag
+# Only with these reasons, a report may say that a flag was stored by a plain write.
+_WITHOUT_FLAG = (Edge.NONE, Edge.RELEASED_EARLIER, Edge.ORDER)
 
 
 class Clock:
@@ -48,10 +49,10 @@ class Clock:
 class Ordered:
     """An operation on a device, for the detector. `number` is its number among the operations of the machine.
 
-    Before it starts, it holds what must be ordered before it: the operations `after`; `host`, the host's clock when the
-    operation was queued; and for a programmatic dependent also `overlapped`, the primary, up to the primary's clock at
-    its start. `started` and `known` are the operation's own clocks at its start and after its end. `done` is set when
-    it has ended.
+    Until it starts, it holds what is ordered before it: the operations `after`, and `host`, the host's clock when the
+    operation was queued. A programmatic dependent has its primary as `overlapped`: what is ordered before the primary's
+    start is also ordered before the dependent. `started` and `known` are the operation's own clocks at its start and
+    after its end. `done` is set when it has ended.
     """
 
     __slots__ = ("after", "device", "done", "host", "known", "number", "overlapped", "started")
@@ -212,7 +213,7 @@ class Detector:
         self._release(self.address, ref)
 
     def _all(self, clocks: Iterable[Clock | None]) -> Clock:
-        """The join of clocks. Also gives up the references of clocks that Python has dropped since the last call."""
+        """The join of clocks. Also releases the references of `Clock` objects that were deleted since the last call."""
         while self.dropped:
             self._release(self.address, self.dropped.popleft())
         ref = 0

@@ -83,7 +83,8 @@ class Record:
         named = [_SPACES[part] for part in parts if part in _SPACES]
         if not named:
             return None
-        if "mbarrier" in parts and self.size == 8:  # the mbarrier of a bulk copy, whose data are pieces of 16 bytes
+        # An access of 8 bytes is to the mbarrier of a bulk copy, because the copy accesses its data in 16-byte pieces.
+        if "mbarrier" in parts and self.size == 8:
             return Kind.SHARED
         return named[0 if self.flags & Access.WRITE else -1]  # copies name the destination first
 
@@ -109,7 +110,7 @@ class Record:
         for lent in self._lent:
             if (inside := lent.holding(self.addr)) is not None:
                 return inside
-            # It is uncertain which piece the instruction meant, so both places are named.
+            # The instruction may have meant the memory in `text` or the thread's own piece, so both are named.
             if found is not None and found.kind is lent.kind and lent.nbytes:
                 text += f"; and {nearby(self.addr, lent.own, lent.nbytes)} {lent}"
         return text

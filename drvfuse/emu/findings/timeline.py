@@ -89,8 +89,8 @@ def render(
     """A table of the last events of some blocks or threads, newest last, with `rows` rows of `width` characters. Each
     participant has a column; if there are many, they share one.
 
-    Successive events of threads of a block that did the same share a row. `last` adds a row for each participant, with
-    what the participant does now.
+    Successive events share a row if they show that threads of one block did the same. `last` adds a row for each
+    participant, with what the participant does now.
     """
     names = names or Names(window)
     hidden, shown = last_rows([e for e in events if any(p.takes(e) for p in participants)], rows)

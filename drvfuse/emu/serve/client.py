@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from ..findings.reports import Report
 
 _END_CONTEXTS = {"cuCtxDestroy", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset"}
+# After these calls, the machine may request host functions, or reads and writes of host memory.
 _HOST_FUNCTIONS = {
     *("cuLaunchHostFunc", "cuStreamAddCallback", "cuUserObjectCreate"),
-    *("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"),  # a graph may use host memory later
+    *("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"),  # the graph may copy host memory when it runs
 }
 _NO_MACHINE = {"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"}
 
@@ -206,7 +207,9 @@ class AttachedMachine:
         return (code, *results)
 
     def refuse(self, name: str) -> tuple[Any, ...]:
-        """Make a call of a function that the emulated driver refuses."""
+        """Let the machine refuse and report a call of `name`, a function that is not emulated. Returns the call's
+        results.
+        """
         return self._question("refuse", name)
 
     def _question(self, question: str, name: str, *arguments: Any) -> tuple[Any, ...]:

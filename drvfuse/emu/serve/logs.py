@@ -30,7 +30,9 @@ class ErrorLogs:
             log.write(refusal.message)
 
     def succeeded(self, call: Call, results: Sequence[Any]) -> None:
-        """Remember the error buffer of a new linker state, and forget that of a linker state which is destroyed."""
+        """Called after a call has succeeded: if it has made a linker state, remember the state's error buffer; if it
+        has destroyed one, forget the buffer.
+        """
         if call.signature.name == "cuLinkCreate":
             log = _named(call)
             if log is not None:

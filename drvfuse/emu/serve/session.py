@@ -116,7 +116,7 @@ class Session:
                 log.debug("%r ended during a host function", self.process)
 
     def read(self, address: int, nbytes: int) -> bytes:
-        """Read host memory of the client (`machine.foreign`)."""
+        """Read host memory of the client for a graph that runs, as `machine.foreign.Foreign` declares it."""
         out = Outgoing()
         out.word(address)
         out.word(nbytes)

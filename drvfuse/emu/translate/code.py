@@ -44,8 +44,8 @@ class KernelCode:
     reqncta         the required shape of clusters (.reqnctapercluster)
     max_cluster     the maximum number of blocks of a cluster (.maxclusterrank); 0 without a limit
     needs_cluster   whether a launch must have clusters (.explicitcluster)
-    refused         (reason, file, line) if the kernel has no code, because the kernel or a function that it calls uses
-                    an instruction that is refused by name
+    refused         (reason, file, line) if the kernel has no code, because the kernel or a function that it calls has
+                    an instruction that the translator refuses (`refused.py`)
     """
 
     name: str

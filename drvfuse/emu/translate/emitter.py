@@ -243,8 +243,8 @@ class Emitter(Operands):
             raise jump.error(str(e)) from None
 
     def _count_round(self, block: Block, label: str, head: Block) -> None:
-        """Emit the edge from `label` to `head`, which closes a loop without accesses, and count the loop's
-        iterations.
+        """Emit the edge from `label` to `head`, which closes a loop without accesses, with code that counts the
+        loop's iterations.
         """
         some = (block.end, *block.instructions[-1:], head.end, *head.instructions, *(self.fn.body or ()))
         ins = next(x for x in some if isinstance(x, Instruction))

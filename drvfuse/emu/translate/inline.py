@@ -91,7 +91,7 @@ class Inliner:
         variables: dict[int, Var] = {}
         formal, actual = (*callee.returns, *callee.params), (*returns, *arguments)
         if len(formal) != len(actual):
-            raise call.error(f"{len(formal)} arguments and results are expected")
+            raise call.error(f"{len(formal)} arguments and results in all are expected, not {len(actual)}")
         for var, operand in zip(formal, actual, strict=True):
             if not isinstance(operand, Sym) or operand.var is None or operand.var.space != "param":
                 raise call.error("an argument of an inlined function must be a .param variable")

@@ -32,7 +32,7 @@ OPERANDS: dict[str, str] = {
 
 
 def refusal(opcode: str) -> str | None:
-    """The reason why an opcode is refused by its name, or None if it is not refused."""
+    """The reason why instructions with this opcode are not emulated, or None if the opcode is not refused."""
     for name, reason in FAMILIES.items():
         if opcode == name or opcode.startswith(name + "."):
             return reason

@@ -79,7 +79,7 @@ class Call:
     keep: list[Any] = field(default_factory=list)
 
     def value(self, name: str | None) -> Any:
-        """An argument by name."""
+        """The value of the argument with this name."""
         return next(v for p, v in zip(self.signature.given, self.values, strict=True) if p.name == name)
 
 

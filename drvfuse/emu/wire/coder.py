@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the arguments of whole calls, and writes and reads calls and results as messages.
+"""Reads the arguments of calls, and writes and reads calls and their results as messages.
 
-The message of a call has its arguments, after reading, in the order of the function's prototype. The message of its
-result has the results in that order, then what the call has written to memory of the caller. The CUresult is not part
-of the message, as a call that fails returns nothing else. If all arguments are numbers, which is the usual case, a
-single `struct` format packs them.
+The message of a call has the values that were read from its arguments, in the order of the function's prototype. The
+message of a result has the results in that order, then what the call has written to memory of the caller. The CUresult
+is not part of the message, as a call that fails returns nothing else. If all arguments are numbers, which is the usual
+case, a single `struct` format packs them.
 """
 
 from __future__ import annotations

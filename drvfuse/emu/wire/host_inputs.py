@@ -37,7 +37,7 @@ class Buffer(Input):
 
 
 class HostMemory(Input):
-    """Memory of the caller. A parameter `void*` accepts buffers too, a device pointer does not."""
+    """Memory of the caller. A buffer may be given for a parameter `void*`, but not for a device pointer."""
 
     def read(self, value: Any) -> Any:
         return host_address(value) if self.parameter.type == "void" else self.scalar.read(value)

@@ -69,7 +69,7 @@ class Wanted(Input):
 
 
 class Member(Input):
-    """A member of an enum. None is refused."""
+    """A member of an enum, which must not be None."""
 
     def read(self, value: Any) -> Any:
         if value is None:
@@ -78,8 +78,8 @@ class Member(Input):
 
 
 class Kind(Member):
-    """An enum that decides the type of another argument or result. As in the bindings, the argument must have the
-    attributes `value` and `name`.
+    """An enum argument that decides the type of another argument or of a result. As in the bindings, the enum's value
+    must have the attributes `value` and `name`.
     """
 
     def read(self, value: Any) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of rows and batches of copies as messages, together with the host memory that the machine cannot access."""
+"""Messages of 2D and 3D copies and of batches of copies, with the host memory that the machine cannot access."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class RowsArray(StructArray):
 
 
 def _scatter(target: Side) -> Callable[[Any], None]:
-    """A function that stores the rows that the machine has sent back in `target`. It leaves the bytes between rows
+    """A function that stores in `target` the rows that the machine has sent back. It leaves the bytes between rows
     unchanged.
     """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The structures that driver calls read and write, as <cuda.h> lays them out.
 
-They are sent as their bytes. If the call reads the memory to which a pointer of a structure points (CUlaunchConfig, the
-copies of rows), that memory follows in the message. The emulated driver does not use other pointers.
+They are sent as their bytes. If the call reads the memory to which a pointer of a structure points (CUlaunchConfig,
+2D and 3D copies), that memory follows in the message. The emulated driver does not use other pointers.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Structure:
 
     def made_of(self, content: bytes) -> Any:
         if len(content) != self.size:
-            raise ValueError(f"{self.c} has {self.size} bytes, and {len(content)} came")
+            raise ValueError(f"{self.c} has {self.size} bytes, but the message has {len(content)}")
         value = self.kind()
         ctypes.memmove(int(value.getPtr()), content, self.size)
         return value

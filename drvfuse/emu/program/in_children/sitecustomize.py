@@ -42,10 +42,8 @@ class _Switch:
 def _switch() -> None:
     if importlib.util.find_spec("drvfuse") is None:  # the parent found drvfuse in its working directory
         sys.path.append(str(_HERE.parents[3]))
-    program, builtins.__import__ = (
-        builtins.__import__,
-        importlib.__import__,
-    )  # the program may have replaced `__import__`
+    # Python's own `__import__` is put back during the switch, as the program may have replaced it.
+    program, builtins.__import__ = builtins.__import__, importlib.__import__
     try:
         from drvfuse.emu.program.children import switch
 

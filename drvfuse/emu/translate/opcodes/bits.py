@@ -217,7 +217,7 @@ def mask(op: Opcode) -> Action:
 
 
 def _picks(mode: str, i: int) -> int:
-    """The byte selector of prmt for a mode and the number i, from 0 to 3, in its third operand."""
+    """The byte selector that prmt uses in a mode if the two low bits of its third operand are i."""
     picks = {
         "f4e": [i, i + 1, i + 2, i + 3],
         "b4e": [i, (i - 1) & 7, (i - 2) & 7, (i - 3) & 7],

@@ -132,7 +132,7 @@ def multimem(op: Opcode) -> Action:
 
 
 def _reduction(how: str, type_: str) -> int:
-    """The `Reduce` and the `Element` of a packed or plain type."""
+    """The operation `how` (a `Reduce`) and the element of `type_` (an `Element`), packed into one number."""
     element = re.sub(r"x[24]$", "", type_).upper()
     return int(abi.Reduce[how.upper() or "ADD"]) | int(abi.Element[element]) << abi.ELEMENT_SHIFT
 

@@ -184,7 +184,9 @@ def packed(op: Opcode) -> Action:
         raise RefusedError("unsupported modifier .sat")
 
     def places(selector: str, first: int) -> list[int]:
-        """For each lane of the result, lowest first: the index of its part, counted through both sources."""
+        """For each lane of the result, lowest first: the index of the part that it uses. The parts of the second source
+        are counted after those of the first.
+        """
         digits = selector[1:] or "".join(str(first + i) for i in reversed(range(lanes)))
         letter = selector[:1] or "hb"[lanes == 4]
         if letter != "hb"[lanes == 4] or len(digits) != lanes or any(not "0" <= c < str(2 * lanes) for c in digits):

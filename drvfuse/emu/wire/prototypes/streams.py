@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prototypes of the functions for events, streams, captures, values in memory and user objects."""
+"""The prototypes of the functions for events, streams, captures, stream memory operations and user objects."""
 
 PROTOTYPES = """
 // Events
