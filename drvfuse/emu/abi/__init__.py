@@ -49,7 +49,7 @@ GRANULE_SHIFT = 16  # log2 of the bytes of a granule
 CELL_BASE = 0x2300_0000_0000  # the address of the race detector's cell (a u32) of the line at WINDOW_BASE
 LINE_SHIFT = 4  # log2 of the bytes of a line
 PIECE_SHIFT = 21  # log2 of the bytes of a piece of a multicast object; each piece has its own members
-MEMBERS = 8  # addresses in the table of a piece of a multicast object, one per device
+MEMBERS = 8  # entries of a multicast piece's table of addresses, one per device
 POOL_SHIFT = 10  # log2 of the bytes of a part of the window; the race detector's entries of one part lie together
 
 # Owners of memory in an access word. Other values are numbers of devices.
@@ -88,7 +88,7 @@ class MemoryOf(IntEnum):
 # Running ------------------------------------------------------------------------------------------------------------
 LOOP_SLICE = 4096  # a thread calls rt_loop after this many rounds of loops without accesses
 EVENTS = 1 << 14  # entries of the engine's ring buffer of events; a power of two
-WRITES = 64  # entries of Engine::write: the most writes of one resume of a thread that a probe records
+WRITES = 64  # entries of Engine::write: the most writes that a probe records between a thread's resume and its suspend
 BARRIERS = 16  # the number of barriers of a block
 CLUSTER_SHIFT = 18  # log2 of the distance between the shared memories of adjacent ranks of a cluster
 POLL_WORDS = 32  # words in a Poll: the maximum that is recorded for a thread
@@ -129,7 +129,7 @@ class Status(IntEnum):
 
 
 class Barrier(IntEnum):
-    """The operation of a thread that suspends with the status BARRIER, at a barrier of its block: its op_kind."""
+    """The op_kind of a thread that suspends with the status BARRIER: its operation on a barrier of its block."""
 
     SYNC = 0
     ARRIVE = 1  # suspends the thread, too, until all lanes of its warp have arrived
@@ -140,7 +140,7 @@ class Barrier(IntEnum):
 
 
 class ClusterBarrier(IntEnum):
-    """The operation of a thread that suspends with the status CLUSTER, at the barrier of its cluster: its op_kind."""
+    """The op_kind of a thread that suspends with the status CLUSTER: its operation on the barrier of its cluster."""
 
     ARRIVE = 0
     WAIT = 1
@@ -198,7 +198,7 @@ EXCHANGE_WORDS = 20  # words of the exchange area of a lane, for the registers o
 
 
 class Clock(IntEnum):
-    """The special register that rt_clock reads: its argument `kind`."""
+    """The argument `kind` of rt_clock: which special register it reads."""
 
     GLOBALTIMER, CLOCK = range(2)
 
@@ -219,7 +219,7 @@ class Access(IntEnum):
     LATER = 1 << 20  # a write that takes effect, and marks its bytes as initialised, at a later time
     BULK = 1 << 21  # the read of shared memory by a bulk copy
     MULTIMEM = 1 << 23  # an access to the members of a multicast address
-    MBARRIER = 1 << 22  # an operation on an mbarrier; a plain one is mbarrier.init or .inval
+    MBARRIER = 1 << 22  # an operation on an mbarrier; without STRONG: mbarrier.init or .inval
 
 
 SCOPE_SHIFT = 4

@@ -76,7 +76,7 @@ class Doubt(Structure):
     "Ref* pools",  # for each 1 << POOL_SHIFT bytes of the window: slabs with free entries (native/race_list.cuh)
     "u32 strict",  # 1 for the profile "strict"
     "u32 exhausted",  # 1 once the arena is used up: no access is checked any more
-    "u32 whole_items",  # how many items of clocks were made so far that name an operation as a whole (WHOLE)
+    "u32 whole_items",  # the number of clock items made so far that name a whole operation (WHOLE)
     "u32 found_count",  # the number of records in found_races
     "u32 random",  # state of the generator that decides which reads check the whole list of their line
     "u32 write_serial",  # the number of strong writes so far

@@ -18,7 +18,7 @@ from .layout import layout
 @layout(
     "u32 resume",  # the place at which the function continues; 0 is its start
     "u32 status",  # the `Status` with which the thread suspended
-    "u32 tid[3], lane, warp, linear",  # its index in the block, its lane, its warp, and its number in the block
+    "u32 tid[3], lane, warp, linear",  # the thread's index in the block, lane, warp, and index as one number
     # Operands and results of the operation at which the thread is suspended; `Status` says what they mean.
     "u64 op_addr, op_seen",
     "u32 op_mask, op_a, op_b, op_c, op_result, op_pred, op_kind",
@@ -28,8 +28,9 @@ from .layout import layout
     "Launch* launch",
     "u64 op_value",
     "u32 op_size",  # bytes of the access before which it is suspended
-    # Bit fields (native/common.cuh): how many words of its Poll are in use (POLL_COUNT), the flag POLL_KNOWN, and from
-    # bit POLL_CREDIT on how many more polls it may make although the word that it polls has not changed.
+    # Bit fields (native/common.cuh). POLL_COUNT: the number of words in the thread's Poll. POLL_KNOWN: set if the
+    # thread is suspended at an access that it has made before. From bit POLL_CREDIT on: how many polls the thread may
+    # still make although no polled word changes.
     "u32 polls",
     "u64 wake_time",  # the virtual time at which its sleep ends
 )
@@ -81,7 +82,7 @@ class Warp(Structure):
 @layout(
     "u32 arrived, expected",  # numbers of threads, each warp counted as 32; an `expected` of 0 means the whole block
     "u32 threads",  # the real number of threads of the warps that have arrived
-    "u32 kind",  # the reduction (`Barrier`), or B_SYNC
+    "u32 kind",  # B_POPC, B_AND or B_OR for a reduction, else B_SYNC
     "u32 count, every",  # how many predicates of this phase are true, and whether all are
     "u32 all_wait",  # 1 if no thread arrived without waiting
     "u32 site",  # the site of the last arrival
@@ -121,7 +122,7 @@ class List(Structure):
     "u32 active",  # 1 from its start until its block slot is free
     "u32 live",  # the number of threads that have not exited
     "u32 woken",  # 1 if a barrier has completed since the current iteration over the block's warps began
-    "u32 triggered",  # 1 once a thread of it has executed griddepcontrol.launch_dependents
+    "u32 triggered",  # 1 once a thread of the block has executed griddepcontrol.launch_dependents
     "Warp* warps",
     "u8* frames",
     "Poll* polls",  # one for each thread
@@ -180,7 +181,7 @@ class Fault(Structure):
     "u64 slot_stride",  # bytes from one block slot to the next
     "u32 slot_count, threads, warps",  # the numbers of block slots, and of threads and warps in a block
     "u32 frame_stride",  # bytes from one frame to the next
-    "u32 blocks, next, finished, triggered",  # numbers of blocks: all, started, ended, triggered or ended
+    "u32 blocks, next, finished, triggered",  # numbers of blocks: in all; started; ended; triggered (or ended)
     # The shared memory of the block in block slot 0, and the distance to that of the next block slot. The local memory
     # of the first thread, and the distance to that of the next thread.
     "u64 shared_base, shared_stride, local_base, local_stride",
@@ -277,7 +278,9 @@ class Teams(Structure):
     "u32 probing",  # 1 in a probe, in which all waiting threads poll once more to find out whether one can continue
     "u32 writes",  # the number of entries of `write`
     "u64 loop_limit",  # the most accesses, or rounds of loops without accesses, between two suspends of a thread
-    "u64 fuel, rounds",  # of the running thread: accesses left until `refuel`; rounds of loops without accesses
+    # Of the running thread: accesses left until `refuel`; rounds of loops without accesses that it has made since its
+    # resume.
+    "u64 fuel, rounds",
     "u64 work",  # the cost of this call so far, in accesses
     "u64 fuel_given",  # the accesses that the running thread was given since its resume, `fuel` included
     # The state of a pass over all launches (native/pass.cuh) and of a probe, which the next call continues if the last

@@ -82,7 +82,7 @@ def cuCtxWaitEvent(proc: Process, hCtx: Any, hEvent: Any) -> None:
 
 
 def _uncaptured(proc: Process, hCtx: Any) -> Context:
-    """The context of a call that is not allowed while one of the context's streams is captured."""
+    """The context of a handle. Raises Failure if one of the context's streams is being captured."""
     context = proc.get(hCtx, Context, R.CUDA_ERROR_INVALID_CONTEXT)
     proc.healthy(context)
     for stream in context.streams:

@@ -64,7 +64,7 @@ def cuGraphInstantiate(proc: Process, hGraph: Any, flags: int) -> Any:
 
 @entry(1)
 def cuGraphInstantiateWithParams(proc: Process, hGraph: Any, instantiateParams: Any) -> Any:
-    """Writes the result to `instantiateParams` and, if there is a cycle, a node of it."""
+    """Makes an executable. Writes the result to `instantiateParams` and, if there is a cycle, one node of the cycle."""
     p = instantiateParams
     check(p is not None)
     p.result_out, p.hErrNode_out = _RESULT.CUDA_GRAPH_INSTANTIATE_ERROR, T.CUgraphNode(0)

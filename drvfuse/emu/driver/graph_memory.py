@@ -97,7 +97,7 @@ def freed_address(node: Node) -> Any:
 
 @entry(1)
 def cuGraphAddMemAllocNode(proc: Process, hGraph: Any, dependencies: Any, numDependencies: int, nodeParams: Any) -> Any:
-    """Writes the address, which is the same in all launches, to `nodeParams.dptr`."""
+    """Adds an allocation node. Writes the address, which is the same in all launches, to `nodeParams.dptr`."""
     return handle(add_allocation(proc, place(proc, hGraph, dependencies, numDependencies), nodeParams))
 
 

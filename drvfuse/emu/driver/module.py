@@ -27,7 +27,7 @@ from .image import errors_logged, file_content, ptx_of, refused, suits
 
 
 def refused_kernel(image: EngineModule, name: str) -> Failure:
-    """The failure for a kernel with an instruction that is refused by name."""
+    """The failure for the use of a kernel with an instruction that the emulator does not support."""
     refused = image.kernels[name].refused
     assert refused is not None
     reason, file, line = refused
@@ -78,7 +78,8 @@ def _module(proc: Process, context: Context, image: EngineModule) -> Module:
     """A module of a context, with its own copy of the variables."""
     module = Module(context, image)
     if image.globals_bytes:
-        if any(variable.managed for variable in image.globals):  # all variables of a module are in one allocation
+        # one managed variable makes all of them managed, as the variables of a module are in one allocation
+        if any(variable.managed for variable in image.globals):
             allocation = proc.memory.managed_alloc(context, image.globals_bytes)
         else:
             allocation = proc.memory.alloc(context, image.globals_bytes, kind=Kind.GLOBALS)

@@ -44,9 +44,7 @@ def _wait(proc: Process, context: Context, address: int, value: int, size: int, 
 
 
 def _word(proc: Process, context: Context, what: str, address: int, size: int) -> int:
-    """The address of a word. Raises Failure unless it is aligned, and the device of the context has access to its
-    memory.
-    """
+    """The address of a word. Raises Failure unless it is aligned and the context's device may access it."""
     at = proc.memory.on_device(address)
     check(at % size == 0)
     proc.memory.require(what, at, size, context, direct=True)

@@ -76,12 +76,12 @@ class Backlog:
         return bool(self._ready)
 
     def wake_held(self) -> None:
-        """Let those held operations start for which the number of operations has ended that they were held for."""
+        """Let each held operation start for which enough other operations have ended."""
         while self._held and self._held[0][0] <= self._ended:
             self.let_go()
 
     def let_go(self) -> bool:
-        """Let the held operation start that would be the first to start. Returns False if none is held."""
+        """Let the first of the held operations start. Returns False if none is held."""
         if self._held:
             self.ready(heapq.heappop(self._held)[1])
             return True

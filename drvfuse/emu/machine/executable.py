@@ -171,7 +171,7 @@ class GraphExec(Object):
 
 
 class _Launch:
-    """One launch of an executable, which queues its operations."""
+    """Queues the operations of one launch of an executable."""
 
     def __init__(self, executable: GraphExec, stream: Stream) -> None:
         self._executable, self._stream = executable, stream
@@ -184,7 +184,7 @@ class _Launch:
             waits = [op for other in step.after for op in ends[other]] or before
             ends[step] = self._inner(step.inner, waits) if step.inner is not None else [self._submit(step, ends, waits)]
         last = [op for step, ops in ends.items() if step.last for op in ops]
-        # a programmatic dependent may end before its primary, so the primary counts as an end too
+        # the last operations include the primary of each programmatic dependent, as the dependent may end first
         overlapped = (o for s in ends for other, edge in s.after.items() if edge.programmatic for o in ends[other])
         return list(dict.fromkeys([*last, *overlapped]))
 

@@ -24,8 +24,8 @@ class Failure(Exception):
 
 @dataclass
 class Injected:
-    """Calls of a driver function that are to fail with a code: after `after` more calls, the next `left` calls. With
-    `device`, only calls that concern the device count.
+    """An error that a test injects: `after` more calls of a driver function run as usual, then `left` calls fail with
+    `code`. With `device`, only calls that concern the device count.
     """
 
     function: str

@@ -6,8 +6,8 @@ Address, use and device memory have different lifetimes:
 - The address is assigned when the allocation node is created. It is kept while the graph or an executable of it exists,
   or while the memory is allocated. Queued work that uses the address uses this memory.
 - The memory is `live`, which lets later calls use it, from the call that launches its graph to the call that frees it
-or that launches a free node for it. There is memory at the address from the run of the allocation node to that of the
-free; an access before or after is reported as a use after free.
+  or that launches a free node for it. The address can be accessed once the allocation node has run, until the free has
+  run. An access before or after is reported as a use after free.
 - The memory is `backed`, which counts as use of device memory, from the first launch or upload until its executable is
   destroyed. Then its bytes stay reserved for graphs of the device until they are trimmed. Two graphs never share memory
   here.
@@ -102,7 +102,7 @@ class GraphMemories:
         return memory
 
     def back(self, memories: Iterable[GraphMemory]) -> None:
-        """Reserve device memory for all of `memories`. Failure, with no change, if there is not enough."""
+        """Reserve device memory for all of `memories`. If there is not enough, raises Failure and reserves none."""
         done: list[GraphMemory] = []
         for memory in memories:
             if not memory.backed:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of memory of this process: the file of a shared mapping, and a file that is made for private memory.
+"""Finds the file that holds a range of this process's memory, or makes one for private memory.
 
 The devices of a machine reach host memory by a second mapping of its file. Private memory, such as that of numpy's
 arrays, has no file; `make_shared` moves its contents to a new file that is mapped at the same addresses.

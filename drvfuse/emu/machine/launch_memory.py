@@ -48,7 +48,7 @@ class LaunchMemory:
             self._window.free(piece)
 
     def _carve(self, kind: Kind, size: int) -> int:
-        """A piece of the window. Small ones are cut from a granule, whose other pieces are kept."""
+        """The address of `size` bytes of the window. A small piece is cut from a new granule; the rest is free."""
         if size >= 1 << abi.GRANULE_SHIFT:
             return self._window.scratch(size, kind)
         base = self._window.scratch(1 << abi.GRANULE_SHIFT, kind)

@@ -99,7 +99,7 @@ class Machine:
     check_initialised  a kernel that reads memory which was never written is a fault; without it, the memory reads as 0
     delay_stores  a kernel's stores reach other blocks, devices and the host late, at a moment that the seed decides,
               unless a release or fence of sufficient scope makes them visible earlier. So a missing release or fence
-              gives wrong results with some seeds. Loads are never stale, so a missing acquire does not.
+              gives wrong results with some seeds. Loads are never stale, so a missing acquire has no effect.
     record    a file to which the order of the calls of all processes and threads is written (`machine/order.py`)
     replay    a file of `record`: calls are made in the recorded order, so that the run is repeated step for step. A
               call that does not match the record raises `Diverged`

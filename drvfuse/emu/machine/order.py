@@ -153,7 +153,7 @@ class Replayer:
             self._line = None
             return value
         if self._line.kind != kind:
-            raise self._fail(f"the run has a choice of the machine there: {kind} {value}")
+            raise self._fail(f"instead, the machine makes the choice {kind} {value}")
         chosen = int(self._line.words[0])
         self._next()
         return chosen

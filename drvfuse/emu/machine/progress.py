@@ -37,7 +37,7 @@ _LEAST_NS = 1000
 
 
 class Progress:
-    """The operations of one machine. The caller holds the machine's lock."""
+    """Runs the queued operations of one machine. Its methods are called with the machine's lock held."""
 
     def __init__(self, machine: Machine, detector: Detector | None) -> None:
         self.machine, self.detector = machine, detector

@@ -34,8 +34,8 @@ def touched(command: Command) -> list[tuple[int, ...]]:
 
 
 def refusal(command: Command, meant: list[tuple[int, ...]]) -> Report | None:
-    """The reason why a command cannot run now, or None if it can. `meant` are the numbers of the allocations that the
-    command touched when it was queued.
+    """The reason why a command cannot run now, or None if it can. `meant` is the result of `touched` at the time
+    when the command was queued.
     """
     memory, window = command.context.process.memory, command.context.process.machine.window
     for at, then, now in zip(command.accesses(), meant, touched(command), strict=True):

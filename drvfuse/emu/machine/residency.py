@@ -65,8 +65,8 @@ def blocks_per_sm(limits: Limits, function: Function, threads: int, smem: int) -
 
 
 def clusters(sm_count: int, each: int, blocks: int) -> int:
-    """The most resident clusters of `blocks` blocks on a device, each of whose multiprocessors holds `each` blocks. All
-    blocks of a cluster are in one GPC. For clusters of one block, GPCs do not matter.
+    """The most clusters of `blocks` blocks that can be resident on a device, if a multiprocessor holds `each` blocks.
+    All blocks of a cluster are in one GPC. For clusters of one block, GPCs do not matter.
     """
     if blocks == 1:
         return sm_count * each

@@ -6,8 +6,9 @@ with release semantics: all that precedes it in its stream happens before what a
 write is relaxed, and orders nothing. A wait is a strong load at system scope, with acquire semantics. The detector
 checks a wait once, when the wait finds its value. What follows the wait in its stream then happens after the release
 whose value the wait has read: a write of another stream, or a release of a kernel at system scope. So accesses to a
-word by such writes and waits alone are no race. A plain store to the word by a concurrent kernel is a race, as it is
-when a kernel polls the word. The scheduler of operations does not use this order: only the wait itself holds work back.
+word by such writes and waits alone are no race. A plain store to the word by a concurrent kernel is a race, just
+as if a kernel polled the word. The scheduler of operations does not use this order: only the wait itself holds work
+back.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ IDLE_QUERIES = 2000
 
 
 class Waits:
-    """The waits of one machine. The caller holds its lock."""
+    """Runs a machine's queued work for calls that wait. Its methods are called with the machine's lock held."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine, self._progress = machine, machine.progress

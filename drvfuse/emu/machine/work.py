@@ -139,8 +139,8 @@ class End(NamedTuple):
         return (self.address + z * self.layer + y * self.pitch for z in range(depth) for y in range(height))
 
     def span(self, width: int, height: int, depth: int) -> int:
-        """The number of bytes from the first byte to the last byte of `depth` layers with `height` rows each, which
-        have `width` bytes.
+        """The number of bytes from the first to the last byte of a copy. The copy has `depth` layers, a layer has
+        `height` rows, and a row has `width` bytes.
         """
         return (depth - 1) * self.layer + (height - 1) * self.pitch + width
 
@@ -212,7 +212,7 @@ class Allocate(Command):
 
 @dataclass(frozen=True, eq=False)
 class Free(Command):
-    """A free: gives memory back to its pool, or removes memory of a graph until it is allocated again."""
+    """A free. Memory of a pool returns to the pool. Accesses to memory of a graph fault until it is allocated again."""
 
     allocation: Allocation
 
