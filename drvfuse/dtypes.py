@@ -110,7 +110,7 @@ def _find(dtype: Any) -> DType | None:
     if isinstance(dtype, DType):
         return dtype
     found = _TABLE.get(dtype) if isinstance(dtype, str) else None
-    structured = isinstance(dtype, (tuple, list, dict))  # numpy would take these
+    structured = isinstance(dtype, (tuple, list, dict))  # numpy would make structured dtypes of these
     if found is None and dtype is not None and not structured:
         import numpy as np
 
@@ -128,7 +128,8 @@ def name_of(dtype: object) -> str:
 
 
 def fp8(value: object, argument: str = "dtype") -> DType:
-    """The FP8 DType of that name, which may be COAT's "E4M3" or "E5M2". Raises ArgumentError, naming `argument`."""
+    """The FP8 DType that `value` names, also by COAT's "E4M3" or "E5M2". Raises ArgumentError, naming `argument`, for
+    any other value."""
     name = name_of(value).lower()
     name = {"e4m3": FP8[0], "e5m2": FP8[1]}.get(name, name)
     if name not in FP8:

@@ -53,7 +53,7 @@ class MulticastError(DriverError):
     """A call of a multicast object's set-up failed. Everything that the set-up had made on any rank is undone.
 
     `rank` is the rank of the group whose call failed; it is the same in the errors of all ranks, and None if no group
-    made the object. The other fields are those of `DriverError`; `explanation` begins with the meaning of the code for
+    made the object. The other fields are those of `DriverError`; `explanation` begins with what `code` means for
     multicast.
     """
 
@@ -219,7 +219,7 @@ class ExchangeTimeout(ExchangeError):
     """An exchange between nodes took longer than the `spin_timeout` setting, and was aborted.
 
     `rank` of node `node` waited for one or more of the ranks `peers`, which have the same number inside the other
-    nodes; which of them is unknown. All results of that call and of all later calls are undefined on every
+    nodes; it is unknown for which of these. All results of that call and of all later calls are undefined on every
     rank until `group.reset()`, which connects the engine again. Graphs that hold exchanges must then be captured again.
     """
 
@@ -354,7 +354,7 @@ class GroupMismatch(GroupError):
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """ "rank 2", "ranks 2 and 5", "ranks 2, 4 to 7 and 9"."""
+    """The ranks as text, such as "rank 2", "ranks 2 and 5" or "ranks 2, 4 to 7 and 9"."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:

@@ -139,7 +139,7 @@ class Connection:
                 self._socket.shutdown(socket.SHUT_WR)
 
     def leave_all(self, how: str) -> None:
-        """Take no further step on any board."""
+        """Leave all boards: call `leave` for each of them."""
         for board in list(self._members):
             self.leave(board, how)
 
@@ -148,7 +148,7 @@ class Connection:
         self._socket.close()
 
     def sever(self) -> None:
-        """Close without a message, as the kernel does when a process is killed."""
+        """Close the connection without a message, as the operating system does when a process is killed."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -158,7 +158,7 @@ class Connection:
                 self._socket.sendall(pack(message, value))
             except OSError as error:
                 self._failure = handshake.loss(error)
-                # Close, since a part of the frame may have been sent. The reading thread then wakes the others.
+                # Close, since a part of the frame may have been sent. The reading thread then wakes all that wait.
                 self.sever()
 
     def _answer(self, board: int, number: int, what: str, seconds: float) -> tuple[dict[str, Any], bytes]:
@@ -200,7 +200,7 @@ class Connection:
             lost = "its process sent bytes that are no message of a board"
         with self._news:
             self._lost = self._failure or lost
-            # Rank 0 of the first board counts as ended on all its boards, since the server ran in its process.
+            # Rank 0 of the first board counts as ended on every board, since its process was the server.
             for board, members in self._members.items():
                 if 0 in members:
                     self._ended[board].setdefault(members.index(0), self._lost)

@@ -84,7 +84,7 @@ class Meetings:
             self._suspects[rank] = text
 
     def refuse(self, what: str, values: dict[int, str]) -> None:
-        """Answer every request, now and later, with the difference `values`, since the ranks can never agree."""
+        """Refuse every request, now and later: the ranks disagree on `what`, and rank r has `values[r]`."""
         self._refused = self._refused or (what, values)
         for board in self._boards.values():
             self._mismatch(board, *self._refused)

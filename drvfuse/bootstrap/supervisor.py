@@ -2,8 +2,9 @@
 """Supervises processes that belong together: prints their output line by line, reacts to the first failure and to
 Ctrl-C, and leaves no process behind.
 
-Every process leads a process group of its own: Ctrl-C at the terminal reaches this process alone, which sends it once
-to each of these groups. When this process dies, even by SIGKILL, the kernel kills the processes that it has started.
+Every supervised process leads a process group of its own, so Ctrl-C at the terminal reaches the supervisor alone, which
+sends it once to each of these groups. When the supervisor dies, even by SIGKILL, the operating system kills the
+processes that the supervisor has started.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._status: int | None = None
         self._deadline, self._next_signal = math.inf, signal.SIGTERM
-        self._prctl = ctypes.CDLL(None).prctl  # before any process is started: a new process must not load libraries
+        self._prctl = ctypes.CDLL(None).prctl  # loaded now, since a new process must not load libraries
 
     def __enter__(self) -> Self:
         self._signals, self._wake = socket.socketpair()

@@ -62,7 +62,7 @@ class Record:
 
     @classmethod
     def of(cls, device: Device, workspace_bytes: int, max_blocks: int | None, wanted: NodesWanted) -> Record:
-        """The record of the rank of `device` in this process."""
+        """The record of this process's rank, whose device is `device`."""
         driver, host = device.driver, host_identity()
         return cls(
             host=host,
@@ -146,7 +146,7 @@ def agree(records: Sequence[Record]) -> Agreement:
 
     Raises GroupMismatch if a field that must be equal differs, ArgumentError for two ranks on one GPU and for nodes
     that `find_nodes` refuses. Raises Unsupported if the launches of an open group may fill all multiprocessors, and
-    only some ranks of that group take part here: it can go back to its budget only on all of its ranks.
+    only some ranks of that group take part here: that group can go back to its budget only on all of its ranks.
     """
     for name, what in _EQUAL.items():
         values = {rank: str(getattr(record, name)) for rank, record in enumerate(records)}

@@ -11,11 +11,11 @@ while on another device the chain of B leaves no room for a call of A, and each 
 push launch of a group that was opened without a budget fills all multiprocessors, if it has work for enough blocks.
 
 So a launch triggers early or fills its device only while its group is the only one open on its devices. While other
-groups are open, it triggers at its end, as launches of the other levels do, and fills only the group's budget. Then all
-other kernels on the device of a call that waits end by themselves, and the budgets hold. Opening a group waits until
-the launches of other groups that rely on being alone are complete. It is refused while a graph holds such a launch,
-because a graph keeps its parameters, and while a call with such launches is not yet launched on all of its ranks, since
-it could not complete.
+groups are open, it triggers at its end, as launches of the other levels do, and fills only the group's budget. Then,
+while a call waits, all other kernels on its device end by themselves, and the budgets hold. Opening a group waits until
+the launches of other groups that rely on being alone are complete. A new group is refused while a graph holds such a
+launch, because a graph keeps its parameters. It is also refused while a call with such launches is not yet launched on
+all ranks of the call's group, since that call could not complete.
 
 For a group with ranks in other processes the two kinds follow different rules. A chain of dependent kernels keeps
 others out only on its own device, so each rank triggers early while no other group is open on its own device. But a
@@ -85,7 +85,7 @@ class AloneLaunches:
         self._partial = ref(partial)
         self._open = ranks[0].device.driver.part(_Open).groups
         self._graphs, self._foreign = WeakSet["Graph"](), False
-        # whether launches were queued while this group was alone, since `_settle` has waited for all launches
+        # whether launches were queued while this group was alone, after `_settle` last waited for all launches
         self._queued = False
         with _lock:
             others = self._others()
@@ -137,7 +137,7 @@ class AloneLaunches:
             self._graphs.add(graph)
 
     def before_replay(self) -> None:
-        """Record that a graph is launched next, whose launches may rely on the group being alone."""
+        """Record that a graph is launched next. Its launches may rely on the group being alone."""
         self._queued |= bool(self._graphs)
 
     def _others(self) -> list[AloneLaunches]:
@@ -195,8 +195,8 @@ class AloneLaunches:
 
 
 def counting(device: Device) -> list[tuple[int, int]]:
-    """(number, size) of each group with ranks in other processes whose push launches may fill all multiprocessors of
-    the device (`wide`)."""
+    """(number, size) of each open group that has ranks in other processes and may fill all multiprocessors of the
+    device with push launches (`wide`)."""
     with _lock:
         return [
             (one.identity.number, one.identity.size)

@@ -36,8 +36,8 @@ _reserved: WeakKeyDictionary[Device, int] = WeakKeyDictionary()
 
 
 class BlockBudget:
-    """A budget of `blocks` multiprocessors on each of `devices`, held until `release()`, and of `alone` multiprocessors
-    while no other group has a budget there.
+    """A budget of `blocks` multiprocessors on each of `devices`, held until `release()`. While no other group has a
+    budget on these devices, launches may fill `alone` multiprocessors.
 
     `members` are all ranks of the group, which have equal grids; `devices` are the devices of this process."""
 

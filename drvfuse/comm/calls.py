@@ -79,14 +79,14 @@ class ComparedCalls:
     """The names of the calls of a group whose kernels check that all ranks make the same call. `own` is the table of
     this process; `others` are those of ranks in other processes of the host.
 
-    With `first` a kernel of its own checks each call before any data moves; else the kernels of the call check while
-    they wait for data or flags.
+    With `first` a separate kernel checks each call before any data moves; else the kernels of the call check while they
+    wait for data or flags.
     """
 
     def __init__(self, own: CallTable, others: Sequence[CallTable] = (), *, first: bool = False) -> None:
         self.first = first
         self._own, self._tables = own, (own, *others)
-        self._kept: OrderedDict[int, int] = OrderedDict()  # positions of hashes in `own`, oldest first
+        self._kept: OrderedDict[int, int] = OrderedDict()  # hash -> its position in `own`, oldest first
         self._lock = threading.Lock()
 
     @classmethod

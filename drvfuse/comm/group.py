@@ -252,7 +252,7 @@ class Group(Owned, Owner):
 
     @property
     def inside(self) -> tuple[int, ...]:
-        """The ranks of the node `node`, in their order."""
+        """The ranks of the node `self.node`, in ascending order."""
         return self.layout.ranks(self.node)
 
     @property
@@ -328,8 +328,9 @@ class Group(Owned, Owner):
         """Raise a pending BarrierTimeout, or reset the group after one. Every collective calls this first.
 
         Raises CaptureError if a reset is due and one of `streams` is being captured. A group with ranks in other
-        processes is not reset here: the error is raised again, LaunchError after `abandon`, and RankEnded if the
-        process of a rank has ended, since that rank would never take part in the call.
+        processes is not reset here: this method raises the error again, or LaunchError after a launch that failed on
+        some ranks. It raises RankEnded if the process of a rank has ended, since that rank would never take part in the
+        call.
         """
         self.require_open()
         if self.state.admit(self.calls):

@@ -55,8 +55,8 @@ class Noted(Protocol):
 class Totals:
     """How many calls were launched on a rank, and how many barriers they have in all.
 
-    `waiting` tells which call waits for peers without a barrier: the first one after the last call with barriers. It is
-    the number of that call, from 1, or 0 if there is none.
+    Some calls wait for peers without a barrier. `waiting` is the number, from 1, of the first such call after the last
+    call with barriers, or 0 if there is none.
     """
 
     calls: int = 0
@@ -176,7 +176,7 @@ class History:
         self._settled = [last for _ in self._older]
 
     def find(self, rank: int, peer: int, epoch: int) -> str:
-        """The call that `rank` began when its epoch was `epoch`, in words."""
+        """A text that names the call which `rank` began when its epoch was `epoch`."""
         here = rank in self._indices
         position = self._indices.index(rank) if here else 0
         older = self._older[position]
@@ -207,8 +207,8 @@ class History:
         return f"call {possible[0]} of the group{named}{missing}"
 
     def _notes(self, position: int) -> Iterator[tuple[CallNote, str]]:
-        """Yield the note of each kept call of a rank, and the text with which a message names its graph. Without a
-        graph the text is empty."""
+        """Yield the note of each kept call of a rank, and a text for messages: the call's place in its graph, or
+        "" without a graph."""
         for entry in self._entries:
             if isinstance(entry, GraphCalls):
                 notes = entry.notes[position]

@@ -143,8 +143,8 @@ def vote(team: Team) -> Iterator[None]:
 def agreed(outcomes: Sequence[MulticastError | None]) -> MulticastError | None:
     """The answer of a vote: None if no rank failed, else the failure that every rank raises.
 
-    A permanent failure is chosen before one that may pass (802), and among equals that of the lowest rank. So all ranks
-    that see these outcomes do the same: go on, start again, or give up.
+    A permanent failure is chosen before a temporary one (code 802), and among equals that of the lowest rank. So all
+    ranks that see these outcomes do the same: go on, start again, or give up.
     """
     failures = [outcome for outcome in outcomes if outcome is not None]
     return min(failures, key=lambda failure: (failure.code == NOT_READY, failure.rank or 0), default=None)
@@ -152,8 +152,8 @@ def agreed(outcomes: Sequence[MulticastError | None]) -> MulticastError | None:
 
 @contextlib.contextmanager
 def step_of(rank: int) -> Iterator[None]:
-    """A `with` block in which the error of a driver call becomes a MulticastError of `rank`, with the meaning of its
-    code for multicast.
+    """A `with` block in which the error of a driver call becomes a MulticastError of `rank`, which explains what the
+    error code means for multicast.
     """
     try:
         yield

@@ -15,7 +15,7 @@ from .history import CallNote, Noted
 
 
 class PartialCalls:
-    """The calls, oldest first, that were launched on some but not on all ranks of this process, `indices`."""
+    """The calls, oldest first, that were launched on some but not all of `indices`, the ranks of this process."""
 
     def __init__(self, indices: Sequence[int]) -> None:
         self._calls: list[Noted] = []

@@ -18,7 +18,7 @@ _FIELDS = ("call", "args_text", "code", "name", "explanation", "calls", "rank")
 
 
 class ProcessTeam:
-    """A `comm.multicast.Team` of the ranks of `board`, of which this process has one, on `device`."""
+    """A `comm.multicast.Team` of the ranks of `board`. One of these ranks is in this process, on `device`."""
 
     def __init__(self, board: Board, device: Device) -> None:
         self._board = board

@@ -14,8 +14,9 @@ Processes share memory by passing file descriptors. Their ownership is as follow
                    be unbound while kernels of another rank use the object; `SymmetricMemory.close` waits for them.
 
 In a `step` each rank does its part, and then all ranks vote. If a rank has failed, all ranks raise, and each rank
-undoes what it has made in this step and in earlier ones, in reverse order; no undoing depends on another rank. If the
-process of a rank has ended, or does not vote before the time-out, the vote fails on all other ranks in the same way.
+undoes what it has made in this step and in earlier ones, in reverse order; a rank can undo its steps without the
+others. If the process of a rank has ended, or does not vote before the time-out, the vote fails on all other ranks in
+the same way.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ def error_of(
 ) -> Callable[[], DrvfuseError]:
     """The function that makes the error of a report, whose fields are those of `workspace.REPORT_DTYPE`.
 
-    `ended` are the ranks whose processes have ended. It may change, so each error copies it when it is made.
+    `ended` has the ranks whose processes have ended. This mapping may change, so each error copies it when the error is
+    made.
     """
     if report["kind"] == EXCHANGE:
         return _other_node(report, history, nodes)

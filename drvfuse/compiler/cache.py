@@ -34,8 +34,8 @@ from .. import config
 _log = logging.getLogger("drvfuse.compile")
 _SCHEMA = 3
 _META = "meta.json"
-_TEMPORARY = "~"  # begins the names of temporary directories, but of no entry
-_USE_SECONDS = 60  # the time of an entry's last use is recorded at most once in so many seconds
+_TEMPORARY = "~"  # prefix of temporary names; no entry's name begins with it
+_USE_SECONDS = 60  # the time of an entry's last use is recorded at most once in this many seconds
 _ABANDONED_SECONDS = 3600  # older temporary directories were left by a process that was killed
 _BUILD_SECONDS, _POLL_SECONDS = 60, 0.01  # limit and interval of polls for an entry that another process builds
 _SPARED = 0.9  # the share of the limit that a clean-up leaves, so that not every new entry needs a clean-up
@@ -104,8 +104,8 @@ def _read(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 @contextlib.contextmanager
 def building(entry: Path) -> Iterator[bool]:
-    """A `with` block in which one process at a time builds a missing entry. It yields True if this process has waited,
-    so that the entry may exist now.
+    """A `with` block in which one process at a time builds a missing entry. It yields True if this process has waited;
+    then another process may have built the entry.
 
     The ranks of a job start together and need the same kernels. The lock of a process that ends is released. A process
     waits a minute at most, since the builder may be stopped, and not at all if the folder cannot be written or has no

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texts that a source includes, for the key of its cache entry."""
+"""Finds the headers that a source includes. Their texts are a part of the key of the source's cache entry."""
 
 from __future__ import annotations
 

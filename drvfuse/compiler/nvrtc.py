@@ -103,7 +103,7 @@ def compile_source(
     entry = cache.entry_path(name, key)
 
     def build() -> Image:
-        # The path of a source without a file is that of the copy in its cache entry, so that debuggers find it.
+        # A source that is no file gets the path of its copy in the cache entry, so that debuggers find the copy.
         copy = cache.source_name(name, (_PTX, _CUBIN))
         shown = str(file) if file else str(entry / copy) if entry is not None else name
         output = _compile(nvrtc, source, name, shown, flags, names, headers, cubin)
@@ -194,7 +194,7 @@ def _compile(
 
 
 def _with_source(log: str, source: str, shown: str) -> str:
-    """The log, followed by the numbered lines around each place that it names."""
+    """The log, followed by the numbered source lines around each place that the log names."""
     parts, seen = [log], set()
     for match in _LOCATION.finditer(log):
         place = (match["file"], int(match["line"]))

@@ -37,9 +37,9 @@ class Part:
     """The numbers that the local rank `member` exchanges: `count` >= 1 float32 numbers from each node, at `address` in
     its memory.
 
-    `all_gather` finds the rank's own numbers at `address` + 4 * `count` * its node, and leaves those of all nodes from
-    `address` on, in node order. `all_reduce` finds them at `address`, and leaves the sums there. The work is queued on
-    `stream`, or is complete when the method returns.
+    `all_gather` finds the rank's own numbers at `address` + 4 * `count` * (the number of its node), and leaves those of
+    all nodes from `address` on, in node order. `all_reduce` finds them at `address`, and leaves the sums there. The
+    work is queued on `stream`, or is complete when the method returns.
     """
 
     member: Member
@@ -99,8 +99,8 @@ class Exchange(Protocol):
         rank that has numbers to exchange, in the order of the local ranks."""
 
     def all_reduce(self, parts: Sequence[Part]) -> None:
-        """Add the nodes' numbers at every rank, in float32, as `Part` describes. The engine chooses the order; all
-        ranks get equal bits."""
+        """Add the numbers of all nodes in float32, as `Part` describes, and leave the sums on every rank. The engine
+        chooses the order of the additions; all ranks get equal bits."""
 
     def all_to_all(self, parts: Sequence[Pieces]) -> None:
         """Send bytes to other nodes and receive theirs, as `Pieces` describes. `parts` has an entry for each local

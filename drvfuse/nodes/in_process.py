@@ -36,14 +36,15 @@ class InProcess:
     def open(self, nodes: Nodes, members: Sequence[Member], gather: Gather, timeout: float) -> None:
         if len(members) != len(nodes.of):
             raise Unsupported(
-                f"the exchange in process needs all {len(nodes.of)} ranks in this process, and has {len(members)}"
+                f'exchange="in_process" needs all {len(nodes.of)} ranks of the group in one process; this process has '
+                f"{len(members)}"
             )
         self._events = {member.rank: (Event(member.device), Event(member.device)) for member in members}
 
     def check_captures(self, captures: Sequence[int | None]) -> None:
         if len({*captures}) > 1:
             raise Unsupported(
-                "the exchange in process orders ranks by events, so it can be captured only into one graph over the "
+                'exchange="in_process" orders ranks by events, so it can be captured only into one graph over the '
                 "streams of all ranks: Graph.capture(streams)"
             )
 
@@ -79,7 +80,7 @@ class InProcess:
 
     def all_reduce(self, parts: Sequence[Part]) -> None:
         if any(part.stream.capture_id() is not None for part in parts):
-            raise Unsupported('the exchange in process adds on the host, so node_order="engine" cannot be captured')
+            raise Unsupported('exchange="in_process" adds on the host: node_order="engine" cannot be captured')
         for rail in _rails(parts):
             total = np.zeros(rail[0].count, np.float32)
             own = np.empty_like(total)

@@ -37,7 +37,7 @@ class Nodes:
         return len(self.of) // self.count
 
     def ranks(self, node: int) -> tuple[int, ...]:
-        """The ranks of a node, in their order."""
+        """The ranks of a node, in ascending order."""
         return tuple(rank for rank, of in enumerate(self.of) if of == node)
 
     def peer(self, rank: int, place: int) -> int:

@@ -57,7 +57,7 @@ class NodeLink:
 
     @property
     def words(self) -> np.ndarray:
-        """The ranks' `Progress`, as their devices have written them."""
+        """The `Progress` of each local rank, as the devices have last written it."""
         return self._pinned.view(PROGRESS_DTYPE)
 
     def exchange(self, parts: Sequence[Part]) -> None:
@@ -132,7 +132,7 @@ class NodeLink:
         self._pinned.close()
 
     def stop(self) -> None:
-        """Stop watching until the next exchange. Afterwards the memory of `progress` may be freed."""
+        """Stop the watchdog; the next exchange starts a new one. Afterwards the memory of `progress` may be freed."""
         if self._watchdog is not None:
             self._watchdog.stop()
             self._watchdog = None

@@ -149,7 +149,8 @@ class Mpi:
             raise ExchangeError(rank, self.name, f"failed: {error}") from error
 
     def _give_up(self, request: Any) -> None:
-        """Keep the memory of requests that this object no longer waits for, as MPI may still write to it."""
+        """Keep `request` and the buffer alive for ever, as MPI may still write to the buffer of a request for which
+        nobody waits any more."""
         _abandoned.append((request, self._buffer))
         self._buffer = None
 

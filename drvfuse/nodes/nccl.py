@@ -193,7 +193,7 @@ class Nccl:
                 self._nccl.comm_abort(self._communicators.popitem()[1])
 
     def close(self) -> None:
-        """Abort the communicators, which have no queued work then. An abort, unlike ncclCommDestroy, does not wait for
-        other ranks."""
+        """Abort the communicators. They have no queued work when this is called. An abort, unlike ncclCommDestroy, does
+        not wait for other ranks."""
         with self._lock:
             self._abandon()

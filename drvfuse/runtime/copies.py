@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..dtypes import DType
     from .interop import ArrayLike
 
-_CPU = 1  # DLPack's number of ordinary host memory
+_CPU = 1  # DLPack's device type for ordinary host memory
 
 
 def copy(target: Array, values: npt.ArrayLike | ArrayLike) -> None:

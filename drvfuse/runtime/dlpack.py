@@ -91,7 +91,8 @@ _ALONE = _references([object()])
 
 
 def _reclaim(driver: Driver, address: int) -> None:
-    """Free the tensor of a capsule that only this module still references; else check again at the next flush.
+    """Free the tensor of a capsule if only this module still references the capsule; else check again at the next
+    flush.
 
     The capsule has no destructor: a destructor written in Python would lose the exception of a consumer that drops the
     capsule while it raises, as numpy does for device memory. So this module keeps a reference to every capsule.
@@ -261,8 +262,8 @@ def on_device(obj: Any, where: Device, ordered: bool) -> AbstractContextManager[
     """A context manager inside which the library of `obj` can export `obj`. `ordered` says whether the library will
     make a stream of the device `where` wait.
 
-    torch exports tensors of its current device only, so for torch that device is set. The driver's current context does
-    not always determine it, since torch restores its device lazily.
+    torch exports tensors of its current device only, so for torch this makes `where` torch's current device. It is not
+    enough to change the driver's current context, since torch restores its device lazily.
     """
     if library_of(obj) == "torch":
         current: AbstractContextManager[object] = sys.modules["torch"].cuda.device(where.index)

@@ -80,7 +80,7 @@ class Owner:
         self._parts: dict[Any, Any] = {}
 
     def part(self, kind: Callable[[Self], Part]) -> Part:
-        """The part of class `kind`, which the first call makes as `kind(self)`."""
+        """The part of this object whose class is `kind`. The first call makes the part as `kind(self)`."""
         found: Part | None = self._parts.get(kind)
         return self._parts.setdefault(kind, kind(self)) if found is None else found
 
@@ -96,8 +96,9 @@ class Driver(Owner):
         super().__init__()
         self.name, self.machine, self.types = name, machine, types
         self.devices: dict[int, Device] = {}
-        self.owned: dict[object, tuple[Callable[..., None], tuple[Any, ...]]] = {}  # frees of open objects, by key
-        self.retired: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()  # frees for `lifetime.flush`
+        # functions that free, with their arguments: for open objects by key, and for objects left to `lifetime.flush`
+        self.owned: dict[object, tuple[Callable[..., None], tuple[Any, ...]]] = {}
+        self.retired: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.abandoned: list[Any] = []  # memory that could not be freed safely; it is kept as long as the driver lives
         self.lost = False  # whether an error has reported the loss of a context
         self.lock = threading.RLock()
@@ -200,8 +201,8 @@ class Driver(Owner):
 
     @functools.cached_property
     def capture_status(self) -> Callable[..., tuple[Any, ...]]:
-        """cuStreamIsCapturing, which returns `(CUresult, values...)`. It is not kept in the record of the last calls,
-        since every launch calls it."""
+        """cuStreamIsCapturing, which returns `(CUresult, values...)`. These calls are left out of the record of
+        the last calls, since every launch makes one."""
         name = "cuStreamIsCapturing"
         function, sink = self.raw(name), self._sink
 
@@ -289,7 +290,7 @@ def _open_cuda() -> Driver:
     bindings = _bindings()
     try:
         (code,) = bindings.cuInit(0)
-    except RuntimeError as error:  # the loader of the bindings raises a subclass
+    except RuntimeError as error:  # the loader of the bindings raises a subclass of it
         raise DriverUnavailable(f"{NO_LIBRARY} ({error})") from error
     count = 0
     if not code:

@@ -148,7 +148,7 @@ class Graph(Owned, Owner):
             self._notes.append(note)
 
     def launch(self, stream: Stream) -> None:
-        """Queue the graph on `stream`; does not wait. It is `admit`, then `queue`."""
+        """Queue the graph on `stream`; does not wait. The same as `admit`, then `queue`."""
         self.admit(stream)
         self.queue(stream)
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Foreign memory that queued work still uses.
 
-If a library does not tell which stream uses its memory, it cannot order the reuse of the memory after our work: it may
-reuse the memory as soon as nothing refers to it. So its objects are kept until an event after the work is complete.
+A library that names no stream for its memory cannot order the reuse of that memory after drvfuse's work. It may
+reuse the memory as soon as no object refers to it. So the library's objects are kept until an event after the work is
+complete.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class _Blocks(LaunchAttribute):
 
 @dataclass(frozen=True)
 class Cluster(_Blocks):
-    """Blocks of a thread block cluster, in x, y and z."""
+    """The size of the thread block clusters, as a number of blocks in x, y and z."""
 
     suffix, member = "CLUSTER_DIMENSION", "clusterDim"
 

@@ -29,7 +29,7 @@ from .vmm import AddressRange, PhysicalMemory, Undo, access_descriptors, allocat
 if TYPE_CHECKING:
     from .driver import Driver
 
-_ANY_SIZE = 2 << 20  # the size in queries of the granularity, which is the same for all sizes
+_ANY_SIZE = 2 << 20  # for queries of the granularity, which does not depend on the size
 NOT_READY = 802
 """CUDA_ERROR_SYSTEM_NOT_READY: the fabric manager did not answer in time. A retry may help after this error only."""
 
@@ -49,7 +49,8 @@ _NO_MEMBER = "the device is not in the team of the multicast object"
 
 
 def explained(error: DriverError, rank: int | None = None) -> MulticastError:
-    """The MulticastError for a failed call. Its message begins with the meaning of the code for multicast."""
+    """The MulticastError for a failed call. Its `explanation` begins with what the error code means
+    for multicast."""
     if isinstance(error, MulticastError):
         explanation = error.explanation
     else:
@@ -239,15 +240,16 @@ class Multicast(Owned):
         self._check_open()
         missing = [device.index for device in self.devices if device not in self._added]
         if missing:
-            expected = f"all of them before anything is {what}, as the driver would wait for the others"
-            raise ArgumentError("devices that were added", f"without {missing}", expected)
+            expected = f"complete before anything is {what}, as the driver would wait for the missing devices"
+            raise ArgumentError("the set of added devices", f"without {missing}", expected)
 
     def _require_member(self, device: Device) -> None:
         if device not in self.devices:
             raise ArgumentError("device", repr(device), f"one of the devices of the object, {self._team()}")
 
     def _range(self, device: Device, offset: int, nbytes: int) -> _Bound:
-        """The range of a bind, checked."""
+        """The range of a bind. Raises ArgumentError for a wrong device, for a range that is misaligned, outside the
+        object or already bound, and while a device is missing."""
         self._require_team("bound")
         self._require_member(device)
         nbytes = _multiple("nbytes", nbytes, self.unit, self.unit, self.nbytes)

@@ -43,8 +43,10 @@ def _disables(word: str) -> bool:
 def vetoes() -> list[str]:
     """The vetoes that are set, as `NAME=value`; empty if multicast is allowed.
 
-    Words for true and false are read like numbers, and any other value is a veto. The setting `multicast` can forbid
-    multicast in code even if the environment allows it, but it cannot lift a veto of the environment.
+    A variable of `VETOES` with any text is a veto unless its value clearly allows multicast. If "0" forbids multicast,
+    numbers above 0 and words such as "true" allow it; if "1" forbids it, "0" and words such as "false" do. The setting
+    `multicast` can forbid multicast in code even if the environment allows it, but it cannot lift a veto of the
+    environment.
     """
     found = []
     for name, value in VETOES.items():
@@ -91,7 +93,7 @@ def require_multicast(devices: Sequence[Device], count: int | None = None) -> No
         raise ArgumentError("devices", "devices of several drivers", "devices of one driver")
     indices = [device.index for device in devices]
     if len(set(indices)) != len(indices):
-        raise ArgumentError("devices", indices, "distinct: multicast reaches each GPU once, whatever ranks it has")
+        raise ArgumentError("devices", indices, "distinct: a multicast object holds each GPU once")
     if (len(indices) if count is None else count) == 1:
         raise Unsupported("multicast needs two devices or more; one device was given")
     lacking = [device.index for device in devices if not device.attribute("MULTICAST_SUPPORTED")]

@@ -31,10 +31,10 @@ class Arguments:
     """The packed arguments of one launch. `packed` has each argument at the offset of its parameter; `address` is the
     void** that cuLaunchKernelEx takes.
 
-    The value of an integer parameter is an Array or an int (a pointer is an integer of 8 bytes, and may also be a
-    CUdeviceptr), that of a float parameter a number, and that of a struct any buffer of its exact size (bytes,
-    ctypes.Structure, numpy scalar). An int must fit the parameter, signed or unsigned. Each launch copies the buffer,
-    so it may be changed right after a launch.
+    An integer parameter takes an Array or an int, and a pointer, an integer of 8 bytes, also takes a CUdeviceptr. A
+    float parameter takes a number. A struct takes any buffer of its exact size: bytes, a ctypes.Structure or a numpy
+    scalar. An int must fit the parameter, signed or unsigned. Each launch copies `packed`, so the arguments may be
+    changed right after a launch.
     """
 
     def __init__(self, info: KernelInfo, values: Sequence[Argument], device: Device) -> None:

@@ -59,7 +59,7 @@ class Block:
             return
         known = self.users.get(key)
         if known is not None and known is not stream and known.closed:
-            self.users[id(known)] = known  # the driver gave the handle to a new stream; the free waits for both
+            self.users[id(known)] = known  # the driver gave the handle to a new stream; the free waits for both streams
         self.users[key] = stream
 
 

@@ -76,7 +76,8 @@ def access_descriptors(driver: Driver, devices: Iterable[Device]) -> list[Any]:
 
 
 def allocation_properties(device: Device) -> Any:
-    """CUmemAllocationProp of pinned memory on `device`, exportable by file descriptor where the device can."""
+    """CUmemAllocationProp of pinned memory on `device`, exportable as a file descriptor if the device
+    supports that."""
     types = device.driver.types
     properties = types.CUmemAllocationProp()
     properties.type = enum_value(types, "CUmemAllocationType", _PINNED_ALLOCATION)
@@ -161,7 +162,8 @@ class AddressRange(Owned):
 
 
 class Mapping(Owned):
-    """All of `memory` mapped at `range.ptr + offset`, readable and writable by `devices`; it keeps both alive."""
+    """All of `memory` mapped at `range.ptr + offset`, readable and writable by `devices`. Keeps `range` and
+    `memory` alive."""
 
     def __init__(
         self,

@@ -37,8 +37,8 @@ class Section:
     kernel: str
     blocks: int
     phases: int  # the maximum number of phases of a block
-    rounds: int  # rounds of waits of a block
-    peers: int  # peers that a block waits for in a round
+    rounds: int  # how many times a block waits for peers
+    peers: int  # the number of peers for which a block waits each time
     offset: int  # offset of the section in the buffer, in bytes
     array: Array = field(repr=False)  # the whole buffer
 
@@ -147,7 +147,8 @@ class Trace:
         raise ArgumentError("trace", made, f"made for {device!r} too, as Trace(group) is for all of a group's devices")
 
     def _room(self, position: int, wanted: int, what: str) -> int:
-        """The offset of the first gap of `wanted` bytes."""
+        """The offset of the first gap of `wanted` bytes in the buffer of the device at `position`. Raises ArgumentError
+        if there is none."""
         rank, end, widest = self.ranks[position], 0, 0
         taken = sorted((s.offset, s.nbytes) for s in self._living if s.rank == rank)
         for offset, nbytes in [*taken, (self.nbytes, 0)]:

@@ -49,10 +49,11 @@ def trace_object(records: np.ndarray[Any, Any], clocks: Mapping[int, Clock]) -> 
 
 
 class _Lanes:
-    """The threads of the trace: one for each block. If launches overlap, blocks with one index have several threads."""
+    """The lanes of the viewer, which the format calls threads: one for each block of a rank. If launches overlap, the
+    blocks with the same index have several lanes."""
 
     def __init__(self) -> None:
-        self._busy: dict[tuple[int, int], list[int]] = {}  # (rank, block) -> when each of its threads is free
+        self._busy: dict[tuple[int, int], list[int]] = {}  # (rank, block) -> when each of its lanes is free
         self.of: dict[tuple[int, int, int], int] = {}
         self.threads: dict[tuple[int, int], str] = {}
 

@@ -72,7 +72,7 @@ def _section(section: Section, table: Array, clock: Clock, origin: int) -> Array
     end = np.hstack([end, length[:, None]])
     lapped = np.hstack([lapped, ran[:, None]])
 
-    # Round r of the waits belongs to the r-th barrier among the block's phases.
+    # The waits of round r belong to the barrier with index r among the block's phases.
     barrier = role == _BARRIER
     number = np.cumsum(barrier, axis=1) - 1
     began = np.full((section.blocks, section.rounds), -1, np.int64)
@@ -112,16 +112,16 @@ def _cycles(words: Array, entry: Array) -> Array:
 
 
 def _placed(table: Array, length: Array, clock: Clock) -> tuple[Array, Array]:
-    """(when each block entered, in ns after the value that it read from the global timer at its entry; cycles per ns).
+    """For each block, the time from the value of the global timer at its entry to the entry itself, in ns, and the
+    number of cycles per ns.
 
-    The timer advances in ticks, so a value may be up to one tick early. The value that the block read at its exit,
-    `length` cycles later, bounds the position of the entry inside its tick; the middle of the possible interval is
-    taken.
+    The timer advances in ticks, so its value may be up to one tick old. The value at the block's exit, `length` cycles
+    later, bounds the time of the entry inside its tick. The result is the middle of the possible interval.
     """
     tick = clock.resolution_ns
     took = _cycles(table[:, 2], table[:, 0])
     long = took > _LONG * tick if tick else np.zeros(len(took), bool)
     rate = np.where(long, length / np.maximum(took, 1), clock.cycles_per_ns)
-    back = np.where(long, 0.0, took - length / clock.cycles_per_ns)  # the entry as computed from the exit
+    back = np.where(long, 0.0, took - length / clock.cycles_per_ns)  # the earliest entry by the timer at the exit
     low, high = np.maximum(back, 0.0), np.minimum(back, 0.0) + tick
     return np.where(low <= high, (low + high) / 2, tick / 2), rate

@@ -53,5 +53,5 @@ def capacity(words: int) -> int:
 
 
 def defines(capacity: int = LEAST_WORDS) -> dict[str, int]:
-    """The definitions that compile a kernel with tracing."""
+    """The preprocessor definitions with which a kernel is compiled for tracing."""
     return {"DRVFUSE_TRACE": 1, "DRVFUSE_TRACE_HEADER": HEADER_WORDS, "DRVFUSE_TRACE_WORDS": capacity}

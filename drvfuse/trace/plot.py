@@ -82,7 +82,7 @@ def _title(records: np.ndarray[Any, Any], rows: list[tuple[int, int]]) -> str:
 
 
 def _accuracy(clocks: Mapping[int, Clock]) -> str:
-    """The largest error of the ranks' positions on the time axis, as the end of a title."""
+    """The end of the plot's title, which tells how exactly the ranks are placed on the time axis."""
     if all(clock == VIRTUAL for clock in clocks.values()):
         return ", by a virtual clock: it shows the order of events, not their speed"
     worst = max(clock.error_ns for clock in clocks.values())

@@ -269,7 +269,7 @@ def test_a_bind_before_all_devices_are_added_is_caught(
         with pytest.raises(ArgumentError if guard else MulticastError) as caught:
             group.symmetric(UNIT, multicast=True)
     if guard:
-        assert caught.value.argument == "devices that were added"  # type: ignore[union-attr]
+        assert caught.value.argument == "the set of added devices"  # type: ignore[union-attr]
     else:
         assert caught.value.call == BIND  # type: ignore[union-attr]
         assert machine.reports.pop().kind == "deadlock"

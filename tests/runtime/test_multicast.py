@@ -194,7 +194,7 @@ def test_binding_and_mapping_are_refused_before_all_devices_are_added(
             lambda: multicast.bind_address(devices[0], memory.ptr, UNIT),
             multicast.map,
         ):
-            refused(call, "devices that were added", "without [1]")
+            refused(call, "the set of added devices", "without [1]")
         assert machine.held()["binds"] == 0 and not machine.reports
     memory.close()
 
