@@ -282,7 +282,7 @@ def test_wrong_arguments_of_an_epilogue_are_refused(group, xs, refused):
     for name in ("x", "rank", "float", "a__b", "_a", "col"):
         with pytest.raises(ArgumentError, match="reserved"):
             df.Epilogue("x", **{name: df.float32(1)})
-    with pytest.raises(ArgumentError, match="a-b is no name .* must be a C"):
+    with pytest.raises(ArgumentError, match="a-b is a name .* must be a C"):
         df.Epilogue("x", **{"a-b": df.float32(1)})
     with pytest.raises(ArgumentError, match="float32"):
         df.Epilogue("x * s", s=0.5)
