@@ -86,7 +86,7 @@ def fp8_rmsnorm_pg2pg_forward(
     rstd: Floats | None = None,
     arithmetic: Arithmetic = EXACT,
 ) -> Normalised:
-    """RMSNorm of an x with group scales. The result has group scales too. Without `rstd` it is computed from x."""
+    """RMSNorm of an x with group scales. The result has group scales too. If `rstd` is None, it is computed from x."""
     values = dequantise(x, s_x, QB)
     if rstd is None:
         rstd = row_rstd(x, s_x, QB, eps)

@@ -30,9 +30,9 @@ NORMS = ("rms", "layer")
 class Norm(NamedTuple):
     """`y` [rows, columns] in float32, and for each row the maximum of |y| by which it is quantised, `maxima` [rows].
 
-    Without beta the maximum is computed as max|x * g| * f, with the g and f of the module's docstring (and in the norm
-    "layer" with its d in place of x). It is max|y|, since rounding is monotone, unless f is infinite and an element is
-    0.
+    Without beta the maximum is computed as max|x * g| * f, where g is gamma + weight_offset and f is
+    1 / sqrt(mean of squares + epsilon); in the norm "layer", x - mean is in place of x. This is max|y|, since rounding
+    is monotone, unless f is infinite and an element is 0.
     """
 
     y: Floats
@@ -82,7 +82,7 @@ def normalise(
     if norm not in NORMS:
         raise ArgumentError("norm", repr(norm), '"rms" or "layer"')
     if beta is not None and norm != "layer":
-        raise ArgumentError("beta", "given", 'None, as norm="rms" adds nothing')
+        raise ArgumentError("beta", "given", 'None, as norm="rms" has no beta')
     columns = np.float32(x.shape[-1])
     with np.errstate(all="ignore"):
         if norm == "layer":

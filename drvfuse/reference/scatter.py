@@ -21,7 +21,7 @@ def _rows(rows: int, ranks: int, splits: Sequence[int] | None) -> Sequence[int]:
     if splits is None:
         return split_rows(rows, ranks)
     if len(splits) != ranks or sum(splits) != rows or min(splits) < 0:
-        raise ArgumentError("splits", list(splits), f"{ranks} numbers of rows with the sum {rows}")
+        raise ArgumentError("splits", list(splits), f"{ranks} numbers of rows, each 0 or more, with the sum {rows}")
     return splits
 
 

@@ -23,8 +23,8 @@ public:
         return (bytes(p) + SLOT_ALIGNMENT - 1) / SLOT_ALIGNMENT * SLOT_ALIGNMENT;
     }
 
-    // Called by all threads of the team, with the team's slots and mbarriers. `copies`: whether this thread issues
-    // the copies.
+    // Called by all threads of the team, with the team's slots and mbarriers. The thread for which `copies` is true
+    // initialises the mbarriers, and later issues the copies.
     __device__ __forceinline__ Ring(const BackwardParams& p, u8* slots, Mbarrier* barriers, bool copies)
         : p_(p), slots_(slots), barriers_(barriers), slot_(0), parity_(0), copies_(copies) {
         if (copies_) {

@@ -40,7 +40,7 @@ struct BackwardParams {
     int columns;           // columns of x
     int segments;          // segments of rows
     int segment_rows;      // rows of a segment; fp8_rmsnorm_backward_few.cu: all rows
-    int longer;            // how many segments, the first ones, have one row more
+    int longer;            // the first `longer` segments have one row more
     int early_trigger;     // 1: trigger dependent launches early, 0: after the last store
     int unused;            // padding to a multiple of 8 bytes
 };

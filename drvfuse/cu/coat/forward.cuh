@@ -77,7 +77,7 @@ struct ForwardParams {
     i64 scale_stride;      // distance between two rows of s_x
     int columns;           // columns of x
     int groups;            // groups of BLOCK_ROWS rows that each block or team takes
-    int longer;            // how many blocks or teams, the first ones, have one group more
+    int longer;            // the first `longer` blocks or teams take one group more
     int part_columns;      // fp8_norm_forward_rows.cu: columns of each of the blocks that share a group of rows
     int resident_columns;  // fp8_norm_forward_rows.cu: a block's first columns, whose x stays in shared memory
     int chunk_rows;        // rows that phase 1 reduces between two block barriers
@@ -250,7 +250,7 @@ __device__ __forceinline__ bool is_reliable(u32 estimate, float largest_weight, 
 }
 
 // Returns the rstd of a row of RMSNorm from its sum of squares. Raises `estimate` to the bits of rstd * max|x * s * w|,
-// where `product` has the bits of that maximum, or to UNDECIDED.
+// where `product` has the bits of that maximum, or to UNDECIDED if rstd is NaN or outside 2^-20 to 2^20.
 __device__ __forceinline__ float finish_row(const ForwardParams& p, float squares, u32 product, u32& estimate) {
     const float rstd = reciprocal_root(__fadd_rn(ptx::divide_full(squares, float(p.columns)), p.epsilon));
     const bool usual = rstd >= 0x1p-20f && rstd <= 0x1p20f;

@@ -24,7 +24,7 @@ struct Meetings {
     Maximum estimate;  // the estimates of the largest |y|
     Maximum exact;     // the exact largest |y|, if the estimates do not decide the scale
     u32 epoch;         // the epoch of this launch
-    u32 users;         // ScratchUse::users()
+    u32 users;         // the number of launches that used the workspace when this launch began
     u32 unused[2];     // makes the size a multiple of 16 bytes
 
     // Initialises all members. Called by thread 0; a block barrier must follow.

@@ -31,9 +31,10 @@ struct TilesShared {
     Pair packs[WARPS][TR][32];           // [warp][r][lane]: the sum over the lane's pack in the r-th of its TR rows
     float rstd[BLOCK_ROWS];              // the rstd of the strip's rows
     float mean[LAYER ? BLOCK_ROWS : 1];  // the mean of the strip's rows
-    u32 estimate;  // the bits of the largest |y| (or its estimate) of the strip, or with w and b of the block's part
-    u32 all;       // the bits of the largest |y| of the tensor
-    u32 exact;     // the bits of the exact largest |y|: of the block's share of the rows, then of the tensor
+    // The bits of the largest |y|, or of its estimate: over the strip, or with LAYER and AFFINE over the block's part.
+    u32 estimate;
+    u32 all;    // the bits of the largest |y| of the tensor
+    u32 exact;  // the bits of the exact largest |y|: of the block's share of the rows, then of the tensor
 };
 
 // Returns the pair of two parts of a row together: the sum of both sums and, if PAIRED, the larger magnitude.
@@ -129,9 +130,9 @@ __device__ __forceinline__ void await_row(Pair (&parts)[OWN_SEGMENTS][PAIRS], co
     }
 }
 
-// A row exchange. Publishes the sums of this block, which are in `shared.packs`, in `words`, and returns the sum and
-// the largest magnitude over the whole of this thread's row. All threads of the block call it, after a block barrier.
-// Sets `given_up` on a time-out.
+// Does a row exchange: publishes the sums of `shared.packs` to `words`, waits for the sums of all blocks of the strip,
+// and returns the sum and the largest magnitude of this thread's whole row. All threads of the block call it, after a
+// block barrier. Sets `given_up` on a time-out.
 __device__ __forceinline__ Pair row_total(const TilesShared& shared, u64* words, const Place& place, u32 epoch,
                                           Patience& patience, bool& given_up) {
     // Warp w takes each lane's rows r = w, w + WARPS, ..., and adds the packs that all warps have of these rows.

@@ -186,13 +186,13 @@ struct Piece {
     }
 };
 
-// The tiles that a warp quantises, among the tiles of `strips` strips. A strip is one column of the block's tiles.
-// Either all tiles of the strips are near or all are far.
+// The tiles that a warp quantises, among the tiles of `strips` strips, which are all near or all far. A strip is here
+// one column of the block's tiles.
 template <bool NEAR>
 struct Tiles {
     static constexpr int AHEAD = NEAR ? 1 : QUADS;  // quads in flight
     const Rows& rows;
-    const int first;           // the index of the first strip
+    const int first;           // the index of the first strip (a column of tiles)
     const int strips;          // the number of strips
     Position tile;             // the tile to load next; none if tile.down < 0
     Quad quads[AHEAD];         // the quads in flight

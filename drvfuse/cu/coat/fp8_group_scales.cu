@@ -76,7 +76,7 @@ __device__ __forceinline__ int half_column(int column, int which) {
     return column + PACK * (which - odd) + PACK / 2 * odd;
 }
 
-// Loads this lane's half of each of the pair's two packs. exchange_halves() then makes whole packs of the halves.
+// Loads this lane's halves of the two packs of a pair of lanes. exchange_halves() then makes whole packs of the halves.
 __device__ __forceinline__ void load_halves(Bf16Pack& pack, const u16* row, int column, int columns) {
 #pragma unroll
     for (int which = 0; which < 2; ++which) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void load_halves(Bf16Pack& pack, const u16* row, int 
     }
 }
 
-// Stores this lane's half of each of the pair's two packs, after exchange_halves() has divided the whole packs.
+// Stores this lane's halves of the two packs of a pair of lanes, after exchange_halves() has divided the whole packs.
 __device__ __forceinline__ void store_halves(const Bf16Pack& pack, u16* row, int column, int columns) {
 #pragma unroll
     for (int which = 0; which < 2; ++which) {

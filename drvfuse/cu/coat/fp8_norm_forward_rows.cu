@@ -250,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     estimate = ptx::warp_max(is_reliable(estimate, largest_weight, largest_bias) ? estimate : UNDECIDED);
     if (lane == 0) atomicMax(&meetings.estimate.of_block, estimate);
 
-    const int strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;  // columns of tiles
+    const int strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;  // the number of columns of tiles
     const int near_strips = min(strips, p.resident_columns / TILE_COLUMNS);
     const int far_count =
         count / TILE_ROWS * (strips - near_strips);  // far tiles of the block (x not in shared memory)

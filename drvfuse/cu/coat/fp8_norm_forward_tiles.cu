@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     Patience patience(p.scratch);
     Pair total = row_total(shared, sums, place, epoch, patience, given_up);
     const bool exists = strip_row + place.row < p.rows, writes = exists && place.reader == 0 && place.part == 0;
-    u32 maximum = 0;  // the bits of the largest |y|, or of its estimate, of this thread's row or packs
+    u32 maximum = 0;  // for this thread's row or packs: the bits of the largest |y|, or of its estimate
     if constexpr (LAYER) {
         const float mean = ptx::divide_full(__uint_as_float(total.x), float(p.columns));
         if (place.reader == 0) shared.mean[place.row] = mean;

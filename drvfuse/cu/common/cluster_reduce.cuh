@@ -19,7 +19,7 @@
 #include "common/reduce.cuh"
 
 template <int Cluster>
-struct ClusterScratch : ClusterExchange<MAX_GROUPS> {  // a pair is the sum and the maximum of a group
+struct ClusterScratch : ClusterExchange<MAX_GROUPS> {  // a pair: the sum of squares of 32 packs, and a maximum
     static_assert(Cluster <= 32, "a lane for each block");
 
     // Announces the pairs that reduce_row() will receive for this row, which has `packs` packs per thread. Called by
@@ -42,7 +42,7 @@ __device__ __forceinline__ RowStatistics reduce_row(ClusterScratch<Cluster>& scr
     const u32 warps = blockDim.x / 32;
     const u32 set = row % 2;
     maximum = ptx::warp_max(maximum);
-    __syncwarp();  // no lane sends before all lanes have read the last row's words; shuffles do not order memory
+    __syncwarp();  // no lane sends before all have read the previous row's words; shuffles do not order memory
 #pragma unroll
     for (int j = 0; j < PACKS; ++j) {
         const float sum = butterfly_sum(squares[j]);
@@ -53,8 +53,8 @@ __device__ __forceinline__ RowStatistics reduce_row(ClusterScratch<Cluster>& scr
     const uint2(&groups)[MAX_GROUPS] = scratch.pairs[set];
     const u32 count = PACKS * Cluster * warps;
     if (count <= 32) {
-        // With at most 32 groups, a lane of the tree has at most one group. To save steps 16 and 8 of the butterfly,
-        // each lane here loads four groups and adds them in the order of these steps.
+        // A butterfly over 32 lanes with at most one group each would do. To save its steps 16 and 8, each lane loads
+        // four groups and adds them in the order of these steps.
         float sums[4];
         maximum = 0;
 #pragma unroll

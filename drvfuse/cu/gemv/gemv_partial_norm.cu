@@ -65,7 +65,7 @@ constexpr int FIRST_WRITER = DIRECT ? 0 : FIRST_SUM_THREAD;  // the thread that 
 constexpr u32 COUNTER_HELD = 4;                              // a reason of a report: the finish counter was not 0
 
 // A warp's signal, sent once, that it has published its part of the block's first `polled_from` rows. The warps that
-// compute the norm wait for the signals of all such warps before they poll.
+// compute the norm poll only after every publishing warp of their block has sent its signal.
 class Announcement {
 public:
     __device__ __forceinline__ explicit Announcement(Pipeline& pipeline) : pipeline_(pipeline), sent_(false) {}
@@ -198,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gemv_partial_norm(const __grid_constant__ GemvParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     __shared__ Pipeline pipeline;
     __shared__ float buckets[M][32];
-    extern __shared__ __align__(128) float shared[];  // mbarrier.cuh says why 128
+    extern __shared__ __align__(128) float shared[];  // 128: faster bulk copies (mbarrier.cuh)
     BlockTrace<FIRST_WRITER> trace{DRVFUSE_TRACE_ARGUMENT};
     BlockTrace<FIRST_NORM_THREAD> trace_b{DRVFUSE_TRACE_ARGUMENT};
     const Rows rows(p);

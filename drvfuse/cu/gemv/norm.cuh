@@ -12,7 +12,7 @@ constexpr bool HELD =
     DRVFUSE_NORM_HELD;  // a lane waits only once, and keeps the values that it normalises in registers
 // Shared words for the sums of groups of packs, one for each lane of the last butterfly.
 constexpr int BUCKETS = HELD ? BATCH * NORM_WARPS : 32;
-static_assert(32 % (BATCH * NORM_WARPS) == 0, "a bucket has the same lane in all rounds");
+static_assert(32 % (BATCH * NORM_WARPS) == 0, "each bucket is used by one lane only");
 
 struct Words {
     u64 word[4];
@@ -87,7 +87,7 @@ public:
 #pragma unroll 1
         for (int group = part; group * 32 < packs; group += BATCH * NORM_WARPS) {
             const float sum = squares(group, tag, patience);
-            float& bucket = buckets[m][(group + lane / LANES * NORM_WARPS) % 32];  // this lane's bucket in all rounds
+            float& bucket = buckets[m][(group + lane / LANES * NORM_WARPS) % 32];  // used by this lane only
             if (lane % LANES == 0) bucket = HELD ? sum : __fadd_rn(bucket, sum);
             if constexpr (HELD) break;
         }
@@ -190,7 +190,7 @@ private:
     }
 
     __device__ __forceinline__ bool goes_on(const Words (&w)[BATCH], int group, u32 tag, Patience& patience) const {
-        int column = 0;  // the missing column
+        int column = 0;  // a column whose word has not arrived
         u32 seen = 0;
 #pragma unroll
         for (int k = 0; k < BATCH; ++k) {

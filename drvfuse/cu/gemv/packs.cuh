@@ -63,13 +63,13 @@ __device__ __forceinline__ void load_act(Pack<Act, W>& pack, const GemvParams& p
     }
 }
 
-// The scale of pack `index` of row m of act if act has scales for groups of columns, else 1.
+// Returns act's scale for pack `index` of row `m`: 1 if act has no scales of groups, 0 beyond the last column.
 __device__ __forceinline__ float scale_of_act(const GemvParams& p, int m, int index) {
     if constexpr (ACT_SCALES != Scales::group) return 1.0f;
     return index * W < p.columns ? p.act_scales[m * p.act_scale_step + index * W / ACT_SCALE_GROUP] : 0.0f;
 }
 
-// The scale of pack `index` of a row of the weight if the weight has scales for groups of columns, else 1.
+// Returns the weight's scale for pack `index` of row `row`: 1 if it has no scales of groups, 0 beyond the last column.
 __device__ __forceinline__ float scale_of_weight(const GemvParams& p, i64 row, int index) {
     if constexpr (SCALES != Scales::group) return 1.0f;
     const i64 row_scales = (p.columns + SCALE_GROUP - 1) / SCALE_GROUP;

@@ -61,12 +61,12 @@ struct GemvParams {
     const Weight* weight;     // [N, columns]
     i64 weight_step;          // bytes from one row of the weight to the next, below 2^32
     int columns;              // K
-    int n_normed;             // normed rows of the weight, the first ones
+    int n_normed;             // normed rows of the weight: its first rows
     int n_unnormed;           // rows of the weight that are not normed
     int rows_share;           // rows of the weight that every block has
-    int rows_more;            // how many blocks, the first ones, have one row more
+    int rows_more;            // the first `rows_more` blocks have one row more
     int normed_share;         // normed rows of each block
-    int normed_more;          // how many blocks, the first ones, have one normed row more
+    int normed_more;          // the first `normed_more` blocks have one normed row more
     int chunks;               // stages of a row
     int groups;               // groups of 32 packs of a row
     int early_trigger;        // 1: trigger dependent launches at entry, 0: after the last sums

@@ -51,7 +51,7 @@ struct Pipeline {
     Mbarrier published;                 // its phase ends when this block has published its first `polled_from` rows
     u32 tag;                            // the tag of this block's published words, valid once epoch_read's phase ends
 
-    // Called by one thread, before a __syncthreads().
+    // Initialises the mbarriers. Called by one thread, before a __syncthreads().
     __device__ __forceinline__ void init() {
         for (int i = 0; i < SLOTS; ++i) {
             full[i].init(1);

@@ -17,8 +17,8 @@ public:
     {
     }
 
-    // Takes the sum of the block's row `r` and row `m` of act: publishes it if the row is normed, else stores it. With
-    // the last normed row it also publishes zeros to the end of its pack of four.
+    // Takes the product of the block's row `r` and act's row `m`, which is `sum`. Publishes the result if row `r` is
+    // normed, else stores it. After the last normed row, also publishes zeros to the end of the last pack of four.
     __device__ __forceinline__ void put(int r, int m, float sum, u32 tag) const {
         const int row = rows[r];
         const float y = value(row, m, sum);

@@ -47,8 +47,8 @@ public:
     }
 
 private:
-    // A value is the sum of one row of the weight and one row of act. SUM_LANES lanes add a value together, so the warp
-    // adds WARP_VALUES values at once.
+    // A value is the dot product of a row of the weight and a row of act. SUM_LANES lanes add the groups of one value,
+    // so the warp computes WARP_VALUES values at once.
     static constexpr int WARP_VALUES = 32 / SUM_LANES;
     static constexpr int ALL_VALUES = (STEP * M + WARP_VALUES - 1) / WARP_VALUES;  // values per lane and stage
     // Values per lane whose loads are in flight together.

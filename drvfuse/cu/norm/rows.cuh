@@ -88,7 +88,7 @@ public:
             for (int k = 0; k < W; ++k) {
                 squares[i] = __fadd_rn(squares[i], __fmul_rn(x[i][k], x[i][k]));
                 x[i][k] = __fmul_rn(x[i][k], g[k]);
-                // A ragged row's padding is x = 0, which must not become 0 * infinity.
+                // A ragged row's padding is skipped: x is 0 there, and 0 * infinity would be a NaN.
                 if (!MAX_OF_Y && exists(i, k)) largest[i] = ptx::max_nan(largest[i], fabsf(x[i][k]));
             }
         }
@@ -255,7 +255,7 @@ private:
         }
     }
 
-    // Stores y itself, if it is asked for, and its codes.
+    // Stores the codes of y and, with NORMED, y itself.
     __device__ __forceinline__ void store(float (&y)[PACKS][W], const float (&inverse)[PACKS]) {
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {

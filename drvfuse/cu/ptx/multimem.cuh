@@ -6,7 +6,7 @@
 // Only these instructions may use a multicast address, and they may use no other address. A load returns the sum of the
 // values on all devices, in an unspecified order and with fp32 arithmetic; the instruction rounds sums of 16-bit types
 // once. An access has 4 or 16 bytes, so a single 16-bit value cannot be accessed. All accesses are relaxed at system
-// scope, since the memory lies on several devices; they order nothing, and need the barrier for that.
+// scope, since the memory lies on several devices. They order nothing; the group's barriers order them.
 #pragma once
 #include "common/types.cuh"
 

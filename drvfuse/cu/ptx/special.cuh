@@ -62,8 +62,8 @@ __device__ __forceinline__ void launch_grids() {
 #endif
 }
 
-// No instruction. From here on the compiler treats `value` as unknown, so it neither keeps nor moves results that it
-// has computed from it.
+// Makes no instruction. From here on the compiler treats `value` as unknown, so it neither keeps results of
+// the old value nor computes results of the new value earlier.
 template <typename T>
 __device__ __forceinline__ void forget(T& value) {
     static_assert(sizeof(T) == 4, "a register");

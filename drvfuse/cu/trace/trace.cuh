@@ -106,7 +106,7 @@ public:
         __syncwarp();
     }
 
-    // Called after the wait for the producer, before any lap.
+    // Ends the phase `producer`. Called after the wait for the producer, before any lap.
     __device__ __forceinline__ void start() { lap(TraceRole::producer); }
 
     // Ends a phase: since the previous lap the writer was in phase `role`.
@@ -169,7 +169,7 @@ private:
     }
 
     const TraceParams& params_;
-    const u32 buffer_, last_;  // addresses of the words, and of the last that may be written
+    const u32 buffer_, last_;  // addresses of the first word and of the last word that may be written
     u32 next_;                 // address of the next phase's word
 };
 

@@ -186,7 +186,8 @@ def _call(name: str, given: Options, read: dict[str, Operand], wanted: dict[str,
 def _prepared(call: Fp8Call, QB: int, fp8: DType, epsilon: float, result: Callable[..., R]) -> Prepared[R]:
     """The prepared call, which returns `result(*outputs)`."""
     add, norm, weight = "a" in call.arrays, "weight" in call.arrays, weight_type(call.arrays)
-    aligned = call.aligned("a", "b", "sum", "x", "qy", "weight")  # not scales and rstd, accessed by single elements
+    # The alignment of scales and rstd does not matter, since they are accessed by single elements.
+    aligned = call.aligned("a", "b", "sum", "x", "qy", "weight")
 
     def plan() -> Planned:
         plan = RowPlan.of(limits(call.device), call.rows, call.columns, 1 if add else 2)

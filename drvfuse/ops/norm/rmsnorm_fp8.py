@@ -114,7 +114,7 @@ def rmsnorm_fp8(
     require_kind("quantisation", made, Quantisation, "a drvfuse.Quantisation or None")
     options.one_of("norm", norm, NORMS)
     if beta is not None and norm != "layer":
-        raise ArgumentError("beta", "given", 'None, as norm="rms" adds nothing')
+        raise ArgumentError("beta", "given", 'None, as norm="rms" has no beta')
     numbers = options.real("epsilon", epsilon, least=0.0), options.real("weight_offset", weight_offset), made.given
     driver = operands.driver_of(inputs=inputs, gamma=gamma, beta=beta, residual=residual)
     x = operands.whole("inputs", inputs, driver, FLOATS)
@@ -155,7 +155,7 @@ _Wanted = tuple[str, Any, tuple[int, ...], DType, int]
 
 
 def _rows(x: Operand, head_columns: int | None) -> tuple[tuple[int, ...], int]:
-    """The shape of the array of rows, or of heads if there are heads, and the number of columns of each of them."""
+    """The shape of the array of rows (of heads, with `head_columns`), and the number of columns of a row or head."""
     shape = x.shape
     if not shape or not shape[-1]:
         raise ArgumentError("inputs", f"of shape {shape}", "of shape [..., columns] with at least one column")
