@@ -223,7 +223,7 @@ def part(name: str, tensor: np.ndarray, rank: int) -> np.ndarray:
     return np.asarray(tensor)
 
 
-# The same in numpy -------------------------------------------------------------------------------------------
+# The same model in numpy -------------------------------------------------------------------------------------
 class Reference:
     """Every rank's part by `drvfuse.reference`, which has the ops' roundings, FP8 included; attention in float32."""
 

@@ -148,7 +148,8 @@ class ProcessPool:
         machine: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Iterator[Job]:
-        """`function(rank, size, *args)` of a module, started in `size` processes on a new machine of these options."""
+        """Start `function(rank, size, *args)` of a module in `size` processes, on a new machine with the options
+        `machine`."""
         server = self._serve(machine or {})
         while len(self._idle) < size:
             self._idle.append(_Worker())

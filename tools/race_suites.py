@@ -98,7 +98,8 @@ def scor(root: Path, keeps_volatile: bool) -> Iterator[Case]:
 
 
 def indigo(root: Path) -> Iterator[Case]:
-    """The CUDA codes of Indigo on one graph, with as many threads as their pattern asks for."""
+    """A case for each CUDA program of Indigo, on one graph. The path of a program says whether a thread, a warp or a
+    block processes a node."""
     graph = np.fromfile(root / "input" / _GRAPH, np.int32)
     nodes, edges = int(graph[0]), int(graph[1])
     nindex, nlist = graph[2 : 3 + nodes], graph[3 + nodes : 3 + nodes + edges]

@@ -23,7 +23,7 @@ OPS: dict[str, Any] = {"all_gather": all_gather, "broadcast": broadcast, "all_to
 
 
 def unit_of(ranks: int) -> int:
-    """All sizes must be multiples of this number of bytes, so that the part of an input for each rank consists of whole
+    """The number of bytes that must divide every size, so that the part of an input for each rank consists of whole
     packs."""
     return 16 * ranks**2
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Settings:
-    """A graph has at least `calls` calls, which use `sets` sets of inputs in turn. A weight of the chained GEMVs has
-    `weight_bytes`, and the copy that measures the rate of links has `link_bytes`. `peer_seconds` is the time limit of a
-    peer's processes."""
+    """How much a benchmark measures. A graph has at least `calls` calls, which use `sets` sets of inputs in turn. A
+    weight of the chained GEMVs has `weight_bytes`, and the copy that measures the rate of links has `link_bytes`.
+    `peer_seconds` is the time limit of a peer's processes."""
 
     calls: int = 100
     sets: int = 8

@@ -163,7 +163,10 @@ def time_processes(arguments: argparse.Namespace) -> Started:
     if emulated and arguments.nodes > 1:
         raise Unsupported("--nodes needs NCCL, which has no emulated form; `drvfuse bench nodes` runs in one process")
     if emulated and not os.environ.get("DRVFUSE_EMU_MACHINE"):
-        raise Unsupported("--driver emu needs DRVFUSE_EMU_MACHINE, a machine that the processes share")
+        raise Unsupported(
+            "--driver emu needs a machine that the processes share: start one with `drvfuse emu serve`, and set "
+            "DRVFUSE_EMU_MACHINE to its address"
+        )
     several = arguments.nodes > 1
     with _gpus(arguments):
         driver = _driver_of(arguments, least=2)

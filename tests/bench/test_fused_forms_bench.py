@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`drvfuse bench fused-forms` on emulated GPUs, where its times mean nothing, and the bytes that make its wire
-times."""
+"""`drvfuse bench fused-forms` on emulated GPUs, where its times mean nothing, and the numbers of bytes from which
+its wire times are computed."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_the_time_of_a_replay_is_that_of_its_slowest_rank(play) -> None:
     found = play("for rows, _ in plan['shapes']: times(rows)")
-    # the values of ranks 0 and 1 are 3, 9, 5 and 4, 8, 5
+    # `us` of ranks 0 and 1 is 3, 9, 5 and 4, 8, 5: the slowest ranks take 4, 9 and 5
     assert found == {(rows, 64, False): {"us": 5.0, "spread": 5.0, "adds_us": 5.0} for rows in (2, 3)}
 
 

@@ -32,7 +32,7 @@ ADVICE = "The ranks that are left can connect as a new group"
 
 @pytest.fixture
 def job(request, monkeypatch):
-    """`job(rank, size)`: the place of a rank in a job that belongs to this test."""
+    """`job(rank, size)`: the `Place` of a rank in a job that belongs to this test."""
     monkeypatch.delenv("DRVFUSE_SECRET", raising=False)
     port = f"{os.getpid()}/{request.node.nodeid}"
     return lambda rank, size=3, **more: find_place(rank, size, environment={"MASTER_PORT": port, **more})

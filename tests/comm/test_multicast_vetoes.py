@@ -107,7 +107,7 @@ def require_vetoed(found: dict[str, Any], veto: str) -> None:
 def test_a_veto_comes_before_any_driver_call_and_is_named(name: str, value: str) -> None:
     present = os.environ.get(name, "")
     if present and not any(veto == f"{name}={present}" for veto in vetoes()):
-        pytest.skip(f"this site has set {name} to allow multicast")
+        pytest.skip(f"the environment sets {name} to {present}, which allows multicast")
     require_vetoed(child({}, **({} if present else {name: value})), f"{name}={present or value}")
 
 
@@ -121,7 +121,7 @@ def test_settings_that_enable_multicast_do_not_forbid_it() -> None:
     """With values that forbid nothing, attempts to make a multicast object on the stand-in raise no error."""
     allowing = {"NCCL_NVLS_ENABLE": "2", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "0", "NVSHMEM_DISABLE_NVLS": "false"}
     if any(os.environ.get(name) for name in (*allowing, "DRVFUSE_MULTICAST")):
-        pytest.skip("this site has a veto")
+        pytest.skip("the environment already sets one of the variables that this test sets")
     found = child({}, **allowing, DRVFUSE_MULTICAST="1")
     assert [error for _, error, _ in found["attempts"][:4]] == [""] * 4
     assert found["cuda"] == found["emu"] == {"state": "supported", "why": ""}

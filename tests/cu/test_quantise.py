@@ -73,7 +73,7 @@ def module(driver):
 
 
 def values(rng, rows, columns):
-    """Rows of every size, with zeros, ties of FP4, an infinity and a NaN."""
+    """Rows of values of every magnitude, with zeros, ties of FP4, an infinity and a NaN."""
     y = rng.standard_normal((rows, columns)) * np.exp2(rng.integers(-140, 120, (rows, 1)))
     y[2] = 0
     # The largest value of each group below is 3. Divided by the scale that follows from it, the others are FP4 values,

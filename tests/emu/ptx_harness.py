@@ -51,7 +51,7 @@ class Program:
         return Thread(self, self.code.kernels[kernel], params, tid, tid % 32 if lane is None else lane)
 
     def run(self, kernel: str, params: bytes, threads: int = 1) -> None:
-        """Run threads one after another; strong accesses resume at once, nothing else may suspend."""
+        """Run threads one after another. A thread may suspend only before strong accesses, and is resumed at once."""
         t = self.thread(kernel, params)
         for i in range(threads):
             t.restart(i)

@@ -126,7 +126,7 @@ def test_a_graph_captured_before_the_reset_is_refused(group):
 
 
 def test_a_time_out_inside_a_node_names_ranks_of_the_whole_group(group):
-    """Ranks 2 and 3 form node 1, where they are numbers 0 and 1 in the report of a kernel."""
+    """A kernel's report names ranks 0 and 1 of node 1, which are ranks 2 and 3 of the group."""
     call(group)
     reports = group.workspace.reports
     reports["rank"][2], reports["peer"][2], reports["phase"][2], reports["expected"][2] = 0, 1, 1, 1

@@ -40,7 +40,7 @@ class ThreadExchange:
 
     def check_captures(self, captures: Sequence[int | None]) -> None:
         if captures[0] is not None:
-            raise Unsupported("threads cannot be captured")
+            raise Unsupported("an exchange by host threads cannot be captured in a graph")
 
     def all_gather(self, parts: Sequence[Part]) -> None:
         (part,) = parts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Facts about kernels, from a parse with and without the bodies of functions."""
+"""Facts about kernels, which are the same whether the bodies of functions are parsed or not."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_peer_access_can_be_enabled_twice(driver: str) -> None:
     a, b = df.device(0, driver=driver), df.device(1, driver=driver)
     assert a.can_access_peer(a)
     if not a.can_access_peer(b):
-        pytest.skip("devices 0 and 1 are no peers")
+        pytest.skip("device 0 cannot access the memory of device 1")
     a.enable_peer(b)
     assert a.peer_enabled(b)
     a._peers.discard(b.index)  # forgets that peer access is enabled, as if another library had enabled it

@@ -336,7 +336,7 @@ def test_peers_can_read_memory_depending_on_its_kind(driver: str) -> None:
     spec: Any = df.emu.Machine(devices=2) if driver == "emu" else driver
     a, b = df.device(0, driver=spec), df.device(1, driver=spec)
     if not b.can_access_peer(a):
-        pytest.skip("devices 0 and 1 are no peers")
+        pytest.skip("device 1 cannot access the memory of device 0")
     api = a.driver
     assert readable_by(0, 0, b) and not readable_by(0x1000, 4, b)
 

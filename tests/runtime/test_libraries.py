@@ -248,7 +248,7 @@ def test_a_stream_that_its_library_has_destroyed_does_not_order_launches_of_a_gr
         graph.launch(rank.stream)
         with blocked(rank.stream):
             graph.launch(rank.stream)
-            assert not streams[1].query()  # the launch still orders the stream that is open
+            assert not streams[1].query()  # the stream that was not destroyed still waits for the launch
         group.synchronize()
         assert (bits(result.numpy()) == bits(values)).all()
 
@@ -372,7 +372,7 @@ def test_arrays_of_a_library_without_a_stream_api_are_not_exported_during_a_capt
 
 
 def test_arrays_of_the_legacy_stream_are_used_in_a_capture_of_a_stream_that_it_orders(group: df.Group) -> None:
-    """CuPy's streams are ordered with the legacy default stream, on which its arrays are by default."""
+    """CuPy's streams are ordered with the legacy default stream, and CuPy's arrays name that stream by default."""
     (rank,) = group
     with rank.device.use():
         ordered = Stream.wrap(rank.device, int(group.driver.cuStreamCreate(0)))

@@ -265,7 +265,7 @@ def test_pool_memory_is_opened_to_peers(driver: str) -> None:
 
     a, b = df.device(0, driver=driver), df.device(1, driver=driver)
     if not b.can_access_peer(a):
-        pytest.skip("devices 0 and 1 are no peers")
+        pytest.skip("device 1 cannot access the memory of device 0")
     a.allow_peers([a, b])
     a.allow_peers([b])
     assert readable_by(a.zeros((4,), "int8").ptr, 4, b)
@@ -300,7 +300,7 @@ def test_symmetric_buffer_is_reached_by_every_device(driver: str, rng: np.random
 
     devices = [df.device(i, driver=driver) for i in range(2)]
     if not devices[0].can_access_peer(devices[1]):
-        pytest.skip("devices 0 and 1 are no peers")
+        pytest.skip("device 0 cannot access the memory of device 1")
     buffer = SymmetricBuffer(devices, 100_000)
     assert buffer.nbytes >= 100_000 and len(set(buffer.ptrs)) == 2 and buffer.multicast_ptr is None
     values = rng.integers(0, 1 << 30, 64).astype(np.int32)

@@ -62,7 +62,7 @@ def test_every_block_of_a_grid_has_its_records(device, laps):
         assert own["end_ns"][0] - own["start_ns"][0] == pytest.approx((phases["end_ns"] - phases["start_ns"]).sum())
 
 
-@pytest.mark.parametrize("expected", [5, 59])  # 59 phases fill the smallest section to its last word
+@pytest.mark.parametrize("expected", [5, 59])  # for 59 phases a block needs LEAST_WORDS words
 def test_phases_beyond_the_expected_number_write_no_other_memory(device, expected):
     trace, result = launched(device, 90, expected)
     assert (result == np.arange(6 * 64) + 1).all()

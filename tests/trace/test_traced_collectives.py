@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpus(2)
 
 
 def private(group, rng, shape):
-    """Inputs that peers cannot read, and the memory that must be kept for them."""
+    """Inputs that peers cannot read. Each array keeps its memory allocated."""
     hosts = [array.numpy() for array in inputs(group, rng, shape)]
     memory = [df.SymmetricBuffer([rank.device], hosts[0].nbytes) for rank in group]
     arrays = [

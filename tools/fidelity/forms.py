@@ -20,7 +20,7 @@ FAMILIES = ("integer", "bits", "float", "convert", "select", "memory", "warp", "
 
 @dataclass(frozen=True)
 class Form:
-    """One instruction form. `name` is its opcode, and after a space what else distinguishes it."""
+    """One instruction form. `name` is its opcode; if several forms have this opcode, a space and a note follow."""
 
     name: str
     body: str
@@ -37,8 +37,8 @@ def form(opcode: str, sources: str, result: str, body: str = "", rule: str = "ex
 
 
 def alike(opcodes: Iterable[str], kind: str, count: int, rule: str = "exact") -> Iterator[Form]:
-    """A form for each of `opcodes`, with `count` operands and a result of the same kind, which is also appended to the
-    opcode as its type."""
+    """A form for each of `opcodes`. `kind` is the type of its `count` operands and of its result, and is
+    appended to the opcode."""
     return (form(f"{opcode}.{kind}", " ".join([kind] * count), kind, rule=rule) for opcode in opcodes)
 
 
@@ -55,7 +55,7 @@ def table(families: tuple[str, ...] = FAMILIES) -> tuple[Form, ...]:
 
 
 def product(*choices: tuple[str, ...]) -> Iterator[str]:
-    """Every string of one item from each of `choices`, in order. Items are modifiers with their dot, or "" for none."""
+    """Every concatenation of one item from each of `choices`, in order. Items are modifiers with their dot, or ""."""
     return map("".join, itertools.product(*choices))
 
 

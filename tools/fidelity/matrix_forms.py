@@ -27,7 +27,7 @@ MMA_WARPS, WMMA_WARPS, MOVE_WARPS = 6 * len(MODES), len(MODES), 4
 
 @dataclass(frozen=True)
 class MatrixForm:
-    """One instruction form. `name` is its opcode, and after a space what else distinguishes it."""
+    """One instruction form. `name` is its opcode; if several forms have this opcode, a space and a note follow."""
 
     name: str
     body: str
@@ -70,7 +70,7 @@ def _cells(which: str, shape: Shape, kind: str, layout: str) -> tuple[np.ndarray
 
 
 def packed(matrices: np.ndarray, which: str, shape: Shape, kind: str, layout: str = "") -> np.ndarray:
-    """The registers [warp, register, lane] of fragments of matrices [warp, product, row, column]."""
+    """Pack matrices [warp, product, row, column] into the registers [warp, register, lane] of their fragments."""
     product, row, column = _cells(which, shape, kind, layout)
     elements = matrices[:, product, row, column] << np.arange(32 // WIDTHS[kind], dtype=np.uint64) * WIDTHS[kind]
     return np.bitwise_or.reduce(elements, -1)

@@ -97,7 +97,7 @@ def _cancel(m: _Maker, a: Words, b: Words) -> Words:
 
 
 def _cancelling(m: _Maker) -> Tile:
-    """The products cancel in pairs, except at two values of k, where they are smaller."""
+    """A tile whose products cancel in pairs, except at two values of k, where the products are smaller."""
     a, b, c = m.tile((-3, 3), (-3, 3), (-30, -10))
     order = _cancel(m, a, b)
     rest = m.stream.choose(order.astype(np.uint64), 2).astype(int)
@@ -107,7 +107,7 @@ def _cancelling(m: _Maker) -> Tile:
 
 
 def _cancelling_c(m: _Maker) -> Tile:
-    """Each sum has one large product, and C is close to the negative of it."""
+    """A tile in which each sum has one large product, and C is close to the negative of this product."""
     a, b, c = m.tile((-14, -6), (-14, -6), (0, 0))
     k = int(m.stream.below(1, m.shape.k)[0])
     exponent = int(m.stream.below(1, 5)[0])
@@ -166,7 +166,7 @@ def _special(m: _Maker) -> Tile:
 
 
 def _zeros(m: _Maker) -> Tile:
-    """All elements of the tile are zeros or ones, of both signs."""
+    """A tile whose elements are zeros and ones, of both signs."""
     found = []
     for f, which, one_in in ((m.a, "a", 8), (m.b, "b", 4), (m.c, "c", 8)):
         rows, columns = m.shape.of(which)
@@ -206,7 +206,7 @@ def _below_product(m: _Maker) -> Tile:
 
 
 def _below_c(m: _Maker) -> Tile:
-    """C is large; the products are smaller by factors of 2^18 to 2^30, or as far as the operands allow."""
+    """A tile with a large C. The products are smaller by factors of 2^18 to 2^30, or as far as the operands allow."""
     return m.tile((-7, -3), (-7, -3), (10, 15))
 
 

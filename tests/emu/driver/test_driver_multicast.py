@@ -112,7 +112,7 @@ def test_binds_that_are_not_aligned_to_the_granularity_or_out_of_range_are_refus
         cuda.cuMulticastBindMem(handle, -PIECE, memory, 0, PIECE, 0)
 
 
-# Order --------------------------------------------------------------------------------------------------------------
+# Adding devices, and calls that wait for them -----------------------------------------------------------------------
 
 
 def test_a_device_is_added_once_and_only_to_a_team_with_room(cuda: Any, machine: Machine) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asynchronous copies from global to shared memory: every form, what a missing wait shows, faults, counts."""
+"""Asynchronous copies from global to shared memory: every form, wrong results without a wait, faults, counts."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ COMBINE = {
 
 
 def _kernel(verb: str, form: str, vector: int, register: str, memory: str, multicast: str) -> str:
-    """A kernel: each thread load-reduces an element or a vector into `memory`, or stores or reduces one from there."""
+    """A kernel's body. Each thread load-reduces an element or a vector and stores the result in `memory`, or loads the
+    value from `memory` and stores or reduces it by multicast."""
     names = [f"x{i}" for i in range(vector)]
     nbytes = int(register[1:]) // 8
     value = f"{{{', '.join(names)}}}" if vector > 1 else names[0]

@@ -31,7 +31,7 @@ RANKS, CALLS = 3, 6
 
 
 class Ranks:
-    """Processes that share a list in memory that all can access."""
+    """Processes whose kernels append to one list, in memory that all processes map."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.lists, self.kernels = machine, [], []

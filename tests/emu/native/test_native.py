@@ -139,8 +139,8 @@ def test_an_unknown_opcode_is_refused_at_load_with_its_line():
 
 
 def test_threads_that_start_at_once_load_one_runtime():
-    """The threads start in a new process, as a process loads the runtime once. With two runtimes the later one would
-    win.
+    """The threads start in a new process, because a process loads the runtime only once. If it loaded two, LLVM would
+    use the functions of the later one.
     """
     program = """
 import threading, time

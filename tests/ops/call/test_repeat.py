@@ -63,7 +63,7 @@ def repeats(owner: Any) -> list[Any]:
 
 
 def launched(prepared: Any) -> Any:
-    """The parameters of the last launch, in a structure of the type that `prepared`, a call of the same op, uses."""
+    """The last launch's parameters, in the structure type of `prepared`, which must be a call of the same op."""
     (*_, (_, (_, _, packed), _)) = (entry for entry in calls.ring if entry[0] == "cuLaunchKernelEx")
     return type(prepared._ready[0].parameters).from_buffer_copy(packed)
 

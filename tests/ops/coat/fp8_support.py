@@ -53,7 +53,7 @@ extern "C" __global__ void rcp(const unsigned short* s, float* out) {
 
 
 def check_forward(device: df.Device, values: Case, results: Any, QB=16, eps=1e-5, transpose_output_2d=False) -> None:
-    """Compare all outputs of the forward with the reference, bit for bit. On a GPU rstd is computed by approximate
+    """Compare all outputs of the forward pass with the reference, bit for bit. On a GPU rstd is computed by approximate
     instructions and may differ by 4 ulp; the other outputs are then compared with those that follow from this rstd."""
     qy, s_y, qy_t, (_, rstd, warps) = results
     own = coat_rmsnorm.row_rstd(values.x, values.s_x, QB, eps)
@@ -79,8 +79,8 @@ def check_forward(device: df.Device, values: Case, results: Any, QB=16, eps=1e-5
 
 
 def check_outputs_that_begin_at(shift: int, device: df.Device, values: Case) -> None:
-    """Check the results of a forward whose qy_t begins `shift` bytes after a multiple of 16, and that no byte outside
-    the outputs is written."""
+    """Check the results of a forward pass whose qy_t begins `shift` bytes after a multiple of 16, and that no byte
+    outside the outputs is written."""
     shape = rows, columns = values.x.shape
     x, s_x, w, _ = place(device, values)
     made = [guarded(device, *one) for one in ((shape, "float8_e4m3fn"), ((), "bfloat16"), ((rows,), "float32"))]

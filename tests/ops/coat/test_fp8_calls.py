@@ -122,7 +122,7 @@ def test_a_call_moves_the_expected_number_of_bytes(rng, driver, monkeypatch):
         forward = list(machine.launches)[-1].counters.total
     elements = rows * columns
     assert forward.local_written >= 2 * elements + 4 * rows
-    # qy, qy_t and rstd, and less than 64 bytes per block for s_y, the slots of the barrier and the epoch.
+    # A launch writes qy, qy_t and rstd, and less than 64 bytes per block: s_y, the slots of the barrier and the epoch.
     assert forward.local_written <= 2 * elements + 4 * rows + 64 * 16
 
 

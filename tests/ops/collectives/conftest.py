@@ -31,7 +31,7 @@ def open_group(driver: str) -> Iterator[Callable[..., df.Group]]:
             while groups and options["max_blocks"] + sum(dict(at)["max_blocks"] for _, at in groups) > _SHARED_BLOCKS:
                 groups.pop(next(iter(groups))).close()
             group = df.Group.local(n, driver=driver, **options)
-        groups[key] = group  # the group that was asked for last comes last
+        groups[key] = group  # at the end: the dictionary is in the order of last use
         return group
 
     yield find

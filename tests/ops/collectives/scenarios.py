@@ -159,7 +159,7 @@ def dependent_starts_before_the_end(op: str, algo: str, level: df.PDLLevel, seed
     warp may not have stored yet. Returns the seeds up to the first one that shows an early start.
     """
     early, by_output = 0, op != "allreduce" and algo in PUSH
-    before = 0xA5A5A5A5A5A5A5A5 if by_output else 0  # the spy reads this address and stores the value plus one
+    before = 0xA5A5A5A5A5A5A5A5 if by_output else 0  # least value that an early spy reads; it stores the value plus one
     for seed in seeds or range(1, 40 if by_output else 120, 2):
         with opened(2, seed, workspace_bytes=1 << 18) as (_, group):
             hosts = _hosts(0, 2, (1, 16384) if by_output else (4, 2048), algo)

@@ -211,7 +211,7 @@ def test_a_rank_and_the_group_raise_the_same_timeout_when_they_are_synchronised(
 
 
 def timed_out(group, prepared, rank=0):
-    """The call that the error names after only `rank` has launched `prepared`."""
+    """Launch `prepared` on `rank` alone. Returns the call that the time-out names."""
     prepared.launch(rank=rank)
     with pytest.raises(BarrierTimeout) as caught:
         group.synchronize()

@@ -61,8 +61,8 @@ def test_all_gather_keeps_the_bytes_of_every_dtype(several, rng, algo):
 @pytest.mark.gpus(SEVERAL)
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 def test_any_number_of_bytes_arrives_at_any_address(several, rng, algo):
-    """Inputs, outputs and the parts of outputs begin at any address; sizes end within a pack, a word and the packs of a
-    warp.
+    """Inputs, outputs and the parts of outputs begin at any address. Some sizes are no multiples of a word, of a pack,
+    or of the packs of a warp.
     """
     group, n = several, SEVERAL
     for nbytes in (1, 3, 16, 513, 1027, 4096 + 7):

@@ -92,7 +92,7 @@ def test_wrong_options_are_refused(group, refused):
 
 
 def test_overlapping_memory_is_refused(group, refused):
-    """In place means that the input is the rank's own part of the output, or the output itself."""
+    """An input may overlap the output only if it is the rank's own part of the output, or the output itself."""
     ys = arrays(group, (4, 2), (4, 2))
     refused(lambda: df.all_gather(group, [y[1:3] for y in ys], ys), "outputs[0]", "overlapping inputs[0]")
     refused(lambda: df.all_gather(group, [y[:2] for y in ys], ys), "outputs[1]", "overlapping inputs[1]")

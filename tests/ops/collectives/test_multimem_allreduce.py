@@ -106,8 +106,8 @@ def test_the_bound_excludes_a_lost_rank_and_includes_other_orders(rng):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_seed_decides_the_order_of_the_sum_and_two_stages_give_all_ranks_the_same(rng, dtype):
-    """Orders of adding 8 float32 values give different bits. Ranks may have different bits with one stage, but not with
-    two.
+    """A sum of 8 float32 values has other bits if the values are added in another order. With one stage the bits of
+    ranks may differ, with two stages they are equal.
     """
     hosts = cancelling_inputs(rng, 8, 512, dtype)
     seen = set()

@@ -110,7 +110,7 @@ def test_with_the_default_bound_one_missing_rank_of_many_is_named(rng, algo, ran
 def test_a_sleeping_rank_of_three_is_named(new_group, rng, driver, op, sleeper):
     """Other ranks wait for results of ranks that wait for the sleeping one, and must not give up first.
 
-    On the emulated driver a sleeping kernel would stop virtual time for the other ranks.
+    This needs a GPU: on the emulated driver a sleeping kernel would stop virtual time for the other ranks.
     """
     group = new_group(3)
     with config.override(spin_timeout=PATIENCE[driver]):
@@ -230,8 +230,8 @@ def test_a_call_of_an_even_number_of_rounds_is_named(new_group, rng, algo):
 
 
 def test_a_call_that_may_be_one_of_the_unrecorded_ones_is_named_by_a_range(new_group, rng):
-    """The report names the epoch at which the call began. If that may be one of several calls that are no longer
-    recorded, the error names the range of these calls."""
+    """The report names the epoch at which the call began. If several calls that are no longer recorded may have
+    begun at this epoch, the error names the range of these calls."""
     group = new_group(3, workspace_bytes=SMALL)
     hosts = random_inputs(rng, 3, 8 * 200, "bfloat16")
     two, one = (prepared(group, "allreduce", [h[:n] for h in hosts], "push_one_shot")[0] for n in (8 * 200, 8))

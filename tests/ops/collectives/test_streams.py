@@ -97,7 +97,7 @@ def test_a_call_follows_foreign_arrays_and_they_follow_the_call(group, others):
     call = df.allreduce.prepare(group, foreign, ys)
     for position in (2, 0, 1):
         call.launch(rank=position)
-        # the owner's stream reuses the memory in stream order
+        # overwrites the input on the foreign array's stream, which must wait for the call
         fill_late(group, xs[position], 0, ns=0)(others[position])
     group.synchronize()
     assert_bits(ys, ones(3))

@@ -375,8 +375,8 @@ add("exchange-relaxed", fill(EXCHANGE, start='PASS(".relaxed")', wait=HEAR), gri
 late = fill(EXCHANGE, start="C_SYNC", wait=f"if (warp == 0) {HEAR} ") + "C_SYNC"
 add("exchange-in-which-a-warp-does-not-wait", late, grid(8, 64, cluster=4), races="c~r")
 
-# Rounds alternate between two buffers: a sender of round k + 2 has received round k + 1 from warps that had read round
-# k.
+# Rounds alternate between two buffers. Round k + 2 may overwrite the data of round k, because its senders have received
+# round k + 1 from warps that had read round k.
 ROUNDS = """
 __shared__ alignas(16) u64 slots[2][4][2];
 __shared__ u64 bar[2];

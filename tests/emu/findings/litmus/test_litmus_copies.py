@@ -226,7 +226,7 @@ for name, stages, ahead, start, end, races, maybe in (
         body = body.replace(f"${key}", text + "\n" if "fetch" in text or key == "fetch" else text)
     add(f"pipeline-{name}", body, grid(1, 64), races=races, maybe=maybe)
 
-# The source, beyond the block -----------------------------------------------------------------------------------------
+# The source is written by a thread of another block -------------------------------------------------------------------
 
 SENT = """
 __shared__ u32 s[4];

@@ -37,7 +37,8 @@ P(2) {
 
 
 def _chain(*steps: tuple[int, bool], threads: int = 32) -> Callable[[Lab], None]:
-    """Launch kernels in one stream, in order: for each its role, and whether it is a programmatic dependent launch."""
+    """Return a function that launches a kernel for each of `steps`, in one stream. A step is the kernel's role, and
+    True for a programmatic dependent launch."""
 
     def drive(here: Lab) -> None:
         for role, pdl in steps:
