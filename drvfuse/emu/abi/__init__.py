@@ -86,7 +86,7 @@ class MemoryOf(IntEnum):
 
 
 # Running ------------------------------------------------------------------------------------------------------------
-LOOP_SLICE = 4096  # a thread calls rt_loop after this many rounds of loops without accesses
+LOOP_SLICE = 4096  # a thread calls rt_loop after this many iterations of loops without accesses
 EVENTS = 1 << 14  # entries of the engine's ring buffer of events; a power of two
 WRITES = 64  # entries of Engine::write: the most writes that a probe records between a thread's resume and its suspend
 BARRIERS = 16  # the number of barriers of a block

@@ -9,7 +9,7 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     **{f"rt_{kind}{size}": ("i32", ("ptr", "i64", "i32")) for kind in ("read", "write") for size in (4, 8, 16)},
     # rt_read4 to rt_write16 are rt_access for a plain load or store of that size: thread, address, site
     "rt_fence": ("void", ("ptr", "i32", "i32")),  # thread, flags, site
-    "rt_loop": ("i32", ("ptr", "i32")),  # thread, site; called after each LOOP_SLICE rounds of loops
+    "rt_loop": ("i32", ("ptr", "i32")),  # thread, site; called after every LOOP_SLICE iterations of loops
     # thread, target, source, size, bytes read, site
     "rt_copy": ("i32", ("ptr", "i64", "i64", "i32", "i32", "i32")),
     "rt_copy_commit": ("i32", ("ptr",)),  # thread

@@ -24,8 +24,8 @@ class BarrierCount(IntEnum):
 
 
 class Endless(IntEnum):
-    """Why a thread was stopped as endless although its accesses were within their limit: too many rounds of its loops
-    without accesses, or too many resumes of all threads.
+    """Why a thread was stopped as endless although its accesses were within their limit: too many iterations of
+    loops without accesses, or too many resumes of all threads.
     """
 
     ROUNDS, RESUMES = range(2)

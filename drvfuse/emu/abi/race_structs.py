@@ -2,7 +2,7 @@
 """The structures of the race detector (`native/race.cuh`) that Python allocates or reads.
 
 A `Ref` is the offset of a piece of the detector's arena, in units of 32 bytes; 0 names none. The structures that only
-the native runtime knows, such as clocks and entries, are declared there.
+the native runtime uses, such as clocks and entries, are declared in the headers of `native`.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Warp(Structure):
     "u32 threads",  # the real number of threads of the warps that have arrived
     "u32 kind",  # B_POPC, B_AND or B_OR for a reduction, else B_SYNC
     "u32 count, every",  # how many predicates of this phase are true, and whether all are
-    "u32 all_wait",  # 1 if no thread arrived without waiting
+    "u32 all_wait",  # 0 once a thread has executed bar.arrive, which does not wait, else 1
     "u32 site",  # the site of the last arrival
     "Thread* last",  # the thread that arrived last
 )
@@ -95,7 +95,7 @@ class Barrier(Structure):
 @layout(
     "u32 m, n, k",  # the shape of the product
     "u32 count",  # the number of products that the instruction computes
-    "u32 method, steps",  # the MatrixMethod; steps of the tensor cores, each of which uses an equal part of k
+    "u32 method, steps",  # the MatrixMethod; the steps of the tensor cores (each step uses an equal part of k)
     "u32 kind[4], registers[4]",  # for A, B, C and D: the MatrixKind, and the registers per lane
 )
 class Product(Structure):
@@ -115,11 +115,11 @@ class List(Structure):
 
 @layout(
     "u64 shared_base",  # the address of its shared memory
-    "u32 ctaid[3], index",  # its index in the grid, also as one number
+    "u32 ctaid[3], index",  # the block's index in the grid, as %ctaid and as one number
     "u32 cluster_rank, smid",  # its rank in the cluster, and the multiprocessor that %smid names
     "u64 cluster_shared_base",  # the address of the shared memory of rank 0; that of the other ranks follows
     "RaceBlock* race",
-    "u32 active",  # 1 from its start until its block slot is free
+    "u32 active",  # 1 from the block's start until the block slot is free
     "u32 live",  # the number of threads that have not exited
     "u32 woken",  # 1 if a barrier has completed since the current iteration over the block's warps began
     "u32 triggered",  # 1 once a thread of the block has executed griddepcontrol.launch_dependents
@@ -132,7 +132,7 @@ class List(Structure):
     "List pending",  # delayed stores that only this block sees
     "u32 epoch",  # the number of barriers that the block has completed
     "u32 bulks",  # the first pending bulk copy to its shared memory, in Copies::bulk
-    "u32 stores",  # the number of pieces of bulk copies to global memory that are not written yet
+    "u32 stores",  # bulk copies to global memory: the number of pieces that are not written yet
     "u32 store_turns",  # how often the runtime has run the block since the first of these pieces was issued
     "u32 has_run",  # 1 once one of its threads has run
     # For the barrier of the cluster, in the block of rank 0: completed phases, threads that have arrived in this phase,
@@ -265,7 +265,7 @@ class Team(Structure):
 
 @layout("Team* first", "u64 count")
 class Teams(Structure):
-    """All multicast addresses of a machine. Python writes it, and the runtime reads it."""
+    """The list of all multicast addresses of a machine. Python writes it, and the runtime reads it."""
 
 
 @layout(
@@ -283,9 +283,10 @@ class Teams(Structure):
     "u64 fuel, rounds",
     "u64 work",  # the cost of this call so far, in accesses
     "u64 fuel_given",  # the accesses that the running thread was given since its resume, `fuel` included
-    # The state of a pass over all launches (native/pass.cuh) and of a probe, which the next call continues if the last
-    # call left them unfinished. pass_at: how many launches the pass has finished. pass_ran: its resumes of threads so
-    # far. pass_held: 1 if it held back a warp or launch, 2 if it holds back nothing any more.
+    # The state of a pass over all launches (native/pass.cuh) and of a probe. If a call leaves a pass or a probe
+    # unfinished, the next call continues it. pass_at: how many launches the pass has finished. pass_ran: the resumes of
+    # threads in the pass so far. pass_held: 1 if the pass has held back a warp or a launch, 2 if the pass holds back
+    # nothing any more.
     "u32 pass_open, pass_at, pass_ran, pass_held, probe_force, probe_streak",
     "u32 advancing",  # 1 in rt_advance and rt_pass_time
     "u32 wake_count",  # how often sleepers were woken since the last progress
@@ -293,18 +294,19 @@ class Teams(Structure):
     "u32 timed",  # 1: sleeping threads sleep until their time, and are not woken early
     "u64 pass_random, pass_before, probe_rounds, probe_before, reads_before",
     # For the last check before a deadlock is reported. `state` is a hash of the saved states of all threads. It is
-    # compared with an older hash, `state_kept`, which is replaced after 1, 2, 4, ... rounds to find every cycle.
+    # compared with an older hash, `state_kept`, which is replaced after 1, 2, 4, ... rounds of the probe to find every
+    # cycle.
     "u64 state, state_kept, state_reads, state_rounds, state_period",
     # The number of resumes since a thread last exited or a block last started, where a resume at a strong access
     # counts STRAIN times. Above a limit the launch fails as endless.
     "u64 strain",
     # watching: 1 during the last check before a deadlock is reported. undecided: 1 if a limit has ended that check.
     "u32 watching, undecided",
-    # The thread that read the clock last, by how many nanoseconds that read advanced the clock, and the time it
-    # returned.
+    # The last read of the clock: the thread, the nanoseconds by which the read advanced the clock, and the time that
+    # the read returned.
     "void* clock_thread",
     "u64 clock_run, clock_read",
-    "void* print",  # the function of Python for printf; with a null argument it says whether an interrupt is pending
+    "void* print",  # Python's function for printf; with a null argument it returns whether an interrupt is pending
     "Race* race",  # null without the race detector
     "Event* events",  # the ring buffer of the last EVENTS events
     "u64 event_count",  # the number of events so far

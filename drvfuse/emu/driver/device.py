@@ -123,7 +123,7 @@ def cuDeviceGetProperties(proc: Process, dev: Any) -> Any:
 
 @entry(2)
 def cuDeviceGetLuid(proc: Process, dev: Any) -> tuple[bytes, int]:
-    """Devices have a LUID under Windows only."""
+    """Returns CUDA_ERROR_NOT_SUPPORTED, as devices have a LUID under Windows only."""
     proc.device(dev)
     raise Failure(R.CUDA_ERROR_NOT_SUPPORTED)
 

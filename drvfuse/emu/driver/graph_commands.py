@@ -103,7 +103,7 @@ def describe_copy(proc: Process, node: Node, p: Any) -> None:
 
 
 def _row(proc: Process, address: int) -> Mapping[str, Any]:
-    """The fields by which a CUDA_MEMCPY3D names memory."""
+    """The memory type and the address, as fields of a CUDA_MEMCPY3D without "src" or "dst" in their names."""
     found = proc.memory.find(address)
     if found is None or found.device is None:
         return {"MemoryType": _KINDS.CU_MEMORYTYPE_HOST, "Host": address}

@@ -209,8 +209,8 @@ def _launch(
     if params is None:
         raise refused_launch(
             function.name,
-            f"the kernel takes {layout.nbytes} bytes of parameters ({len(layout.parameters)}), and what was given has "
-            "fewer or cannot be read",
+            f"the kernel takes {layout.nbytes} bytes of parameters (number of parameters: {len(layout.parameters)}), "
+            "and the launch gives fewer, or an address that cannot be read",
         )
     proc.enqueue(stream, make(proc, function, grid, block, smem, params, a))
 

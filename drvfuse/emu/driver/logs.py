@@ -23,7 +23,7 @@ def _lines(proc: Process, iterator: int) -> list[bytes]:
 
 
 def _advanced(proc: Process, iterator: int) -> Any:
-    """The given iterator, an object of the bindings, after it was moved past the last line."""
+    """Return the iterator, moved past the last line: the caller's object, or a new one for a number."""
     end = len(proc.machine.reports)
     if type(iterator) is not Address:
         return T.CUlogIterator(end)

@@ -52,7 +52,7 @@ def cuMemPrefetchBatchAsync(
     flags: int,
     hStream: Any,
 ) -> None:
-    """Prefetches ranges, which moves nothing. cuMemRangeGetAttribute returns the location."""
+    """Sets the prefetch locations of ranges, which cuMemRangeGetAttribute returns. Nothing is moved."""
     stream = batch_stream(proc, hStream)
     _prefetch(proc, _ranges(dptrs, sizes, count, flags), prefetchLocs, prefetchLocIdxs, numPrefetchLocs)
     proc.enqueue(stream, Command(stream.context))

@@ -37,7 +37,8 @@ def refused_kernel(image: EngineModule, name: str) -> Failure:
 def load(proc: Process, image: Any) -> EngineModule:
     """Translate an image, unless the machine has its translation already. An error in the image becomes a report.
 
-    Kernels with instructions that are refused by name do not make the load fail; only a use of such a kernel fails.
+    A kernel with an opcode that `translate/refused.py` lists fails when it is used. If all kernels have such opcodes,
+    the load fails.
     """
     ptx = ptx_of(proc, image)
     known = proc.machine.images.get(ptx)

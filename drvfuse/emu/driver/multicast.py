@@ -112,7 +112,7 @@ def cuMulticastBindAddr_v2(
 
 @entry(unsafe=True)
 def cuMulticastUnbind(proc: Process, mcHandle: Any, dev: Any, mcOffset: int, size: int) -> None:
-    """Unbinds at once. Work that still uses the range faults."""
+    """Unbinds at once. Work that still uses the range causes a fault."""
     (_, item), device = _object(proc, mcHandle), proc.device(dev)
     check(size > 0 and multicast.aligned(mcOffset, size) and mcOffset + size <= item.nbytes)
     multicast.unbind(proc, item, device, mcOffset, size)

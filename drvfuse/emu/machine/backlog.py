@@ -45,7 +45,7 @@ class Backlog:
             self.ready(op)
 
     def ready(self, op: Op) -> None:
-        """Let an operation start when it is its turn."""
+        """Add an operation to those that may start now, of which `take` returns the first."""
         heapq.heappush(self._ready, op)
 
     def ended(self, op: Op) -> None:

@@ -79,7 +79,7 @@ class Plan:
         return sum(inner, Counter(self.user_objects))
 
     def graph(self, parent: Node) -> Graph:
-        """A new graph with the present commands of the steps, which can be the child graph of a node."""
+        """A new graph with the present commands of the steps, to be the child graph of `parent`."""
         made = Graph(parent)
         made.user_objects.update(self.user_objects)
         nodes: dict[Step, Node] = {}
@@ -158,7 +158,7 @@ class GraphExec(Object):
         if unfreed and not self.flags & AUTO_FREE or any(not m.live for m in self.frees if m not in self.allocates):
             raise Failure(R.CUDA_ERROR_INVALID_VALUE)
         process.graph_memory.back(self.allocates)
-        # a marker, after which the steps are ordered; it follows the stream's work and the previous launch
+        # a marker after the stream's work; the steps wait for the marker and for the previous launch
         start = progress.enqueue(stream, Command(stream.context))
         before: list[Op] = [start] if self.last is None else [start, self.last]
         for memory in unfreed:

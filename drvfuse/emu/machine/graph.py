@@ -80,7 +80,7 @@ class Node(Object):
     child       the child graph, which belongs to the node
     origin      for a node of a cloned graph: the node that it copies
     given       for memory operations: the CUstreamBatchMemOpParams of the call, as bytes
-    lent        buffers into which driver calls have returned pointers; the node keeps them alive
+    lent        memory to which a driver call has returned pointers; the node keeps the memory alive
     """
 
     graph: Graph

@@ -66,7 +66,9 @@ class GraphMemory:
 
 @dataclass
 class Reserve:
-    """Bytes of a device for the graphs of a process: `used` by backed memory, and `reserved` in all."""
+    """The bytes of a device that the graphs of a process take: `used` now, and `reserved` in all. A name with `_high`
+    is for the highest value so far.
+    """
 
     used: int = 0
     used_high: int = 0
@@ -144,7 +146,7 @@ class GraphMemories:
         reserve.reserved = reserve.used
 
     def occupy(self, memory: GraphMemory) -> None:
-        """Put memory at the address. Called when the allocation node runs."""
+        """Map memory at the address of `memory`, unless some is there already. Called when the allocation node runs."""
         allocation, window = memory.allocation, self._process.machine.window
         assert allocation.device is not None
         if not window.index.covers(allocation.base, 1):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-_c: Any = sys.modules["_signal"]  # `signal` itself converts to enums, which takes longer than most driver calls
+_c: Any = sys.modules["_signal"]  # not `signal`, as its conversions to enums take longer than most driver calls
 
 _handler: Callable[[int, FrameType | None], Any] | None = None  # the process's own handler, while SIGINT is held back
 _open = False
@@ -38,7 +38,7 @@ def _note(number: int, frame: FrameType | None) -> None:
         _pending = True
         _watcher()
     elif _open and not _native and _handler is not None:
-        _open = False  # no second interrupt while the exception of the handler is handled
+        _open = False  # no second interrupt while the exception that the handler raises is handled
         _handler(number, frame)
     else:
         _pending = True

@@ -53,7 +53,7 @@ class MachineLock:
         self._condition.release()
 
     def called(self, process: Process, what: str) -> None:
-        """Note which call holds the lock. In a repeated run, wait until the recorded order has this call. Called by a
+        """Note which call holds the lock. In a repeated run, wait until this call is next in the record. Called by a
         thread that has got the lock for a call of a process.
         """
         self._caller, self.call = process, what

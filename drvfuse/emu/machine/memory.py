@@ -223,7 +223,7 @@ class ProcessMemory:
             self.free_reservation(address, nbytes)
 
     def give_back(self, allocation: Allocation) -> None:
-        """Free memory of a pool, or remove the memory of a graph until it is allocated again."""
+        """Free an allocation of a pool, or unmap one of a graph, which keeps its address."""
         if allocation.pool is not None:
             self.free(allocation)
             allocation.pool.live.discard(allocation.base)
@@ -231,7 +231,7 @@ class ProcessMemory:
             self._window.vacate(allocation.base)
 
     def host_alloc(self, context: Context, nbytes: int, flags: int) -> Allocation:
-        """Pinned memory, which every device may access."""
+        """Allocate pinned memory, which every device may access."""
         try:
             base = self._window.host_alloc(nbytes, self._process.table)
         except WindowError as error:

@@ -45,10 +45,14 @@ class Order(Protocol):
     """
 
     def called(self, process: Process, what: str) -> None:
-        """Record that the thread has got the lock for the call `what`, or wait until that is next in the record."""
+        """When recording, note that the thread has got the lock for the call `what`. In a repeated run, wait until this
+        event is next in the record.
+        """
 
     def back(self, process: Process) -> None:
-        """Record that the thread has got the lock back, or wait until that is next in the record."""
+        """When recording, note that the thread has got the lock back. In a repeated run, wait until this event is next
+        in the record.
+        """
 
     def choose(self, kind: str, value: int) -> int:
         """Record the value of a choice that depends on wall-clock time and return it, or return the recorded value."""
@@ -167,7 +171,7 @@ class Replayer:
         self._line = _Line(self._read, kind, words) if kind else None
 
     def _turn(self, process: Process, kind: str, *what: str) -> None:
-        """Wait until the event of this kind, process and words is the next one of the record."""
+        """Wait until the next event of the record is this one (process, `kind` and `what`), then go to the next."""
         seen, since = None, 0.0
         while self._failure is None and self._line is not None and self._line.kind != "end":
             number = self._known.get(process.name, 0) if process.threads.number is None else process.threads.number

@@ -65,7 +65,7 @@ class Progress:
             ordered = self._to_wait_for(context.legacy.tail)
         overlaps = False
         if isinstance(command, Launch) and command.programmatic and last is not None:
-            # The race detector's result must not depend on whether `last` has ended already.
+            # With the race detector, `last` counts even if it has ended, so that the result does not depend on timing.
             waits = not last.done or (self.detector is not None and all_done(after))
             overlaps = isinstance(last.command, Launch) and waits and all_done(ordered)
         if overlaps:
@@ -182,7 +182,7 @@ class Progress:
                 if op in self._kernels.running:  # else the fault of another kernel has ended it
                     moved = self._settle(op) or moved
         moved = self._start_ready() or moved
-        # A loop, because an operation that is let go may not start: it may wait for a value, or for multiprocessors.
+        # In a loop: an operation that is let go does not start if it has to wait for a value, or for multiprocessors.
         while not moved and self._backlog.let_go():
             moved = self._start_ready()
         self._findings.report_races()

@@ -3,8 +3,9 @@
 
 The nodes of the graph are paired with the steps of the executable graph as the driver's documentation says. First, the
 nodes for which no other node waits are paired, in the order in which they were added. Then, for each pair, the nodes
-for which the two of it wait are paired, in the order in which the edges were made. The steps take the commands of their
-nodes only if all nodes are paired and each pair allows it, so an update that fails changes nothing.
+for which the node waits are paired with the steps for which the step waits, in the order in which the edges were made.
+The steps take the commands of their nodes only if all nodes are paired and each pair allows it, so an update that fails
+changes nothing.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ def _fits(executable: GraphExec, step: Step, node: Node) -> None:
 
 
 def refusal(executable: GraphExec, was: Command | None, now: Command | None) -> tuple[Any, str] | None:
-    """(CUgraphExecUpdateResult, reason in words) if a command of an executable cannot be replaced by another one of its
-    kind, else None.
+    """(CUgraphExecUpdateResult, reason in words) if the command `now` cannot replace the command `was`, which is of the
+    same kind, in an executable; else None.
     """
     memory = executable.process.memory
     if isinstance(was, Launch) and isinstance(now, Launch):

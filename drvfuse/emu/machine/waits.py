@@ -59,7 +59,9 @@ class Waits:
         self._learn(ops)
 
     def poll(self, ops: Iterable[Op]) -> bool:
-        """Run for a moment. True if these operations are done. It reports no deadlock, as the host may still act."""
+        """Let the machine run for a moment. Returns True if these operations have ended. Reports no deadlock, as the
+        host may still act.
+        """
         waited, submitted = list(ops), self._progress.submitted
         if not all(op.done for op in waited):
             moved = self._step()

@@ -52,7 +52,7 @@ class Index:
         self.remember(mapping.at(address))
 
     def add_alias(self, alias: Allocation) -> None:
-        """Add an address at which memory is mapped that is bound to a multicast object. Only `nearest` finds it."""
+        """Add a range at which the runtime accesses memory of a multicast object. Only `nearest` finds the range."""
         self._aliases[alias.address] = alias
 
     def remove_alias(self, address: int) -> None:

@@ -116,12 +116,12 @@ def keep_free(address: int, nbytes: int) -> None:
 
 
 def keep_free_again(address: int, nbytes: int) -> None:
-    """Unmap everything in a range of `keep_free`, and keep the range reserved."""
+    """Unmap everything in a range that `keep_free` has reserved, and keep the range reserved."""
     _map_at(address, nbytes, _ANONYMOUS | _FIXED, protection=_NO_ACCESS)
 
 
 def give_up(address: int, nbytes: int) -> None:
-    """Release a range of `keep_free`, with everything that is mapped in it."""
+    """Release a range that `keep_free` has reserved, with everything that is mapped in it."""
     _libc.munmap(address, nbytes)
 
 
@@ -194,7 +194,7 @@ def arena(nbytes: int) -> mmap.mmap:
 
 
 def unmap(base: int, nbytes: int, cells: bool, *files: int) -> None:
-    """Release a window of `reserve`, and close files."""
+    """Release a window that `reserve` has returned, and close files."""
     for address, size in areas(base, nbytes, cells):
         _libc.munmap(address, size)
     for file in files:

@@ -61,7 +61,7 @@ class PhysicalMemory:
         self._drop(physical)
 
     def _areas(self, address: int) -> tuple[int, ...]:
-        """Where the data, the shadow and the cells (if there are any) of an address of the window lie."""
+        """The addresses of the data, the shadow and (if there are cells) the cell of an address of the window."""
         return (address, address + abi.SHADOW_OFFSET, pages.cell_address(address))[: len(self.files)]
 
     def _parts(self, offset: int, nbytes: int) -> list[tuple[int, int, int]]:

@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(128) bounded(int* p) { *p = 1; }
         (
             launch(cuda, put, 1, 32, (out,)),
             "put",
-            "the kernel takes 12 bytes of parameters (2), and what was",
+            "the kernel takes 12 bytes of parameters (number of parameters: 2), and the launch gives fewer",
         ),
     ]
     assert len(machine.reports) == len(refused)
