@@ -99,7 +99,7 @@ def write_model(path: Path) -> None:
 
 
 def read_model(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a file of safetensors, which stay in the file until they are used."""
+    """The tensors of a safetensors file. They stay in the file until they are used."""
     data = np.memmap(path, np.uint8, "r")
     (length,) = struct.unpack("<Q", data[:8].tobytes())
     tensors = {}
@@ -225,7 +225,7 @@ def part(name: str, tensor: np.ndarray, rank: int) -> np.ndarray:
 
 # The same model in numpy -------------------------------------------------------------------------------------
 class Reference:
-    """Every rank's part by `drvfuse.reference`, which has the ops' roundings, FP8 included; attention in float32."""
+    """The model on all ranks, by `drvfuse.reference`, which rounds as the ops do. Attention is in float32."""
 
     def __init__(self, model: dict[str, np.ndarray]) -> None:
         self.model = model

@@ -96,7 +96,7 @@ def test_the_demo_prints_what_the_readme_shows() -> None:
     (shown,) = re.findall(r"drvfuse demo\n```\n\n```text\n(.*?)```", README.read_text(), re.DOTALL)
     result = run("-m", "drvfuse", "demo", "--driver", "emu")
     assert result.returncode == 0, result.stderr
-    # The output in the README has the note of a machine without a GPU, which `--driver emu` does not print.
+    # On a machine without a GPU the demo adds a note, which the README shows and `--driver emu` leaves out.
     differs = r"[\d.]+ s$| \(no usable NVIDIA GPU: see `drvfuse doctor`\)$"
     texts = (re.sub(differs, "", text.strip(), flags=re.MULTILINE) for text in (result.stdout, shown))
     assert next(texts) == next(texts)

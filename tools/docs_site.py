@@ -207,7 +207,7 @@ def fill(app: Any, page: str, source: list[str]) -> None:
 
 
 def skip(app: Any, what: str, name: str, member: object, skipped: bool, options: object) -> bool:
-    """Sphinx's `autodoc-skip-member`: omit INTERNAL members, and fields of named tuples, as the signature has them."""
+    """Sphinx's `autodoc-skip-member`: omit INTERNAL members, and fields of named tuples, which the signature shows."""
     owner = app.env.current_document.autodoc_class
     described = inspect.getdoc(member) or ""
     return skipped or name in INTERNAL.get(owner, "").split() or described.startswith(("Called ", "Alias for field "))

@@ -203,7 +203,7 @@ def path_of(name: str) -> Path:
 
 
 def outdated() -> list[str]:
-    """The pictures that are missing, or that show other figures than their tables."""
+    """The pictures that are missing, or whose figures differ from those of their tables."""
     return [
         name for name in PICTURES if not path_of(name).is_file() or f">{digest(name)}<" not in path_of(name).read_text()
     ]

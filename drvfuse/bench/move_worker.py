@@ -20,7 +20,7 @@ def measure(rank: int, plan: dict[str, Any], write: Callable[..., None], failure
 
 
 def _made(rank: int, plan: dict[str, Any], nbytes: int) -> tuple[Callable[[Any, Any], None], list[Any], Any]:
-    """The call, its random inputs and its output. The output of the call is checked first."""
+    """Return the call, its random inputs and its output, after a check that the call gives the right output."""
     import torch
 
     from .move_calls import input_bytes

@@ -31,7 +31,7 @@ ALGORITHMS = {
 def calls_of(
     group: Group, op: str, rows: int, columns: int, sets: int, form: Form = FORMS[PLAIN], multicast: bool = False
 ) -> CollectiveCalls:
-    """Calls of an op. `form` is for the fused norms, and `multicast` for "allreduce" (`sums`)."""
+    """Calls of an op. `form` applies to the fused norms only, and `multicast` to "allreduce", as in `sums`."""
     if op in norm_calls.OPS:
         return norms(group, op, rows, columns, sets, form)
     if op in move_calls.OPS:

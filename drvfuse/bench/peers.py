@@ -118,7 +118,7 @@ def _run(plan: dict[str, Any], seconds: float) -> str:
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        start_new_session=True,  # the whole session of the process can be killed
+                        start_new_session=True,  # so that os.killpg also kills processes that this one starts
                     )
                 )
         end, hasty = time.monotonic() + seconds, False

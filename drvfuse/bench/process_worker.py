@@ -20,7 +20,7 @@ from .timing import Replays
 
 
 def main(nodes: int) -> None:
-    """Serve the requests, which are the same for all ranks; a barrier before each replay makes them start together."""
+    """Answer the requests, which are the same for all ranks. All ranks start a replay together, after a barrier."""
     exchange = "nccl" if nodes > 1 else None  # as in the group of one process with which this group is compared
     with Group.connect(nodes=nodes, exchange=exchange) as group, contextlib.ExitStack() as open_now:
         replays: Replays | None = None

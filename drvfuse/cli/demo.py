@@ -67,13 +67,13 @@ def choose_driver(asked: str | None, gpus: int | None) -> tuple[str, int, str]:
         else:
             chosen = min(DEFAULT_GPUS, present) if gpus is None else gpus
             if not 1 <= chosen <= min(8, present):
-                raise ArgumentError("--gpus", chosen, f"from 1 to {min(8, present)}, the GPUs of this machine")
+                raise ArgumentError("--gpus", chosen, f"from 1 to {min(8, present)}, the number of GPUs")
             name = get_driver("cuda").cuDeviceGetName(128, 0)
             text = name.split(b"\0")[0].decode() if isinstance(name, bytes) else str(name)
             return "cuda", chosen, f"driver: cuda, {chosen} x {text}"
     chosen = DEFAULT_GPUS if gpus is None else gpus
     if not 1 <= chosen <= 8:
-        raise ArgumentError("--gpus", chosen, "from 1 to 8, the emulated devices")
+        raise ArgumentError("--gpus", chosen, "from 1 to 8, the number of emulated devices")
     return "emu", chosen, f"driver: emulated, {chosen} x sm_90a on this CPU{reason}"
 
 

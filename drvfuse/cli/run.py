@@ -25,7 +25,7 @@ def run_run(arguments: argparse.Namespace) -> int:
     program = program_of(arguments)
     driver = arguments.driver or config.get("driver")
     if driver == "emu" and arguments.n > MAX_RANKS and not config.get("emu_machine"):
-        raise ArgumentError("-n", arguments.n, f"from 1 to {MAX_RANKS}, the emulated devices")
+        raise ArgumentError("-n", arguments.n, f"from 1 to {MAX_RANKS}, the number of emulated devices")
     command = ["-m", *program] if arguments.module else program
     return run_ranks(command, arguments.n, driver)
 

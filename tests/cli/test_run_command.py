@@ -319,7 +319,7 @@ def test_a_killed_machine_is_named_in_the_error(run):
 def test_more_ranks_than_emulated_devices_are_refused(run):
     status, out, err = run(99, "print('started')", options=EMU)
     assert status == 2 and not out
-    assert err == ["drvfuse run: -n is 99; it must be from 1 to 8, the emulated devices"]
+    assert err == ["drvfuse run: -n is 99; it must be from 1 to 8, the number of emulated devices"]
 
 
 @pytest.mark.emulated

@@ -66,7 +66,7 @@ def test_without_the_cache_there_is_no_entry() -> None:
 def test_the_least_recently_used_entry_is_deleted_first(folder: Path) -> None:
     for number in range(6):
         age(store(number), 1000 - number)
-    assert cache.load(path(0)) is not None  # the oldest entry becomes the one used last
+    assert cache.load(path(0)) is not None  # now the oldest entry is the most recently used one
     with config.override(cache_limit=5 * ENTRY):
         store(6)
     assert numbers(folder) == [0, 4, 5, 6]

@@ -223,7 +223,7 @@ BLOCKS = [
 
 
 def of_host(block: Block) -> dict[str, tuple[int, int]]:
-    """Offset and size of each field by its name. For a ctypes structure, the name "" stands for the whole structure."""
+    """Offset and size of each field by its name. For a ctypes structure, the name "" means the whole structure."""
     if isinstance(block.host, np.dtype):
         assert block.host.fields is not None
         return {name: (offset, kind.itemsize) for name, (kind, offset, *_) in block.host.fields.items()}

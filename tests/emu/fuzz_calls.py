@@ -45,7 +45,8 @@ ODD = (None, "text", b"bytes", 1.5, float("nan"), [], [None], (), {}, object(), 
 
 
 def host_memory() -> dict[str, Any]:
-    """Addresses of 64 KiB of memory that no mapping follows, of memory that cannot be written, and of no memory."""
+    """Map memory. Return the mappings, and addresses: in 64 KiB before inaccessible pages, in read-only memory, in the
+    inaccessible pages, and outside all mappings."""
     pages = mmap.mmap(-1, 1 << 20)
     start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
     libc = ctypes.CDLL(None)

@@ -131,8 +131,8 @@ class _Team(ctypes.Structure):
 def launch(
     cuda: Any, made: Shared, body: str, *, threads: int = 32, out: list[int] | None = None, arch: str = "compute_90a"
 ) -> list[Any]:
-    """Run a kernel of this body on every device at once. Returns the CUresult of each context. `out` is memory for each
-    device.
+    """Run a kernel with this body on all devices at once. Returns the CUresult of each context. `out` is memory for
+    each device.
     """
     source = f'{PRELUDE}\nextern "C" __global__ void kernel(Team t) {{\n{body}\n}}\n'
     ranks = len(made.own)

@@ -213,7 +213,7 @@ def test_torch_waits_for_results_on_its_current_stream(connect: Any, ranks: int,
 @pytest.mark.gpu
 @pytest.mark.parametrize("ranks", RANKS)
 def test_torchs_graphs_replay_calls(connect: Any, ranks: int, rng: np.random.Generator) -> None:
-    """Each device has a graph of torch's with its rank's part of the call between torch's own kernels."""
+    """Each device has a torch graph, in which its rank's part of the call lies between kernels of torch."""
     with connect(ranks) as group:
         x, y, total, out = (empty(group, (16, 1024), "float32") for _ in range(4))
         prepared = df.allreduce.prepare(group, y, total)

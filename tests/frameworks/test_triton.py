@@ -147,7 +147,7 @@ def test_the_race_detector_finds_counters_that_are_not_atomic(kept: str, name: s
 
 @pytest.mark.gpu
 @needs_triton
-@pytest.mark.filterwarnings("default")  # torch's and Triton's own warnings
+@pytest.mark.filterwarnings("default")  # warnings of torch and Triton are not errors here
 @pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=pytest.mark.gpus(4))])
 def test_triton_launches_on_torch_tensors_in_turn_with_collectives(ranks: int, rng: np.random.Generator) -> None:
     torch = pytest.importorskip("torch")

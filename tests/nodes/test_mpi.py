@@ -128,7 +128,7 @@ class MPIError(Exception):
 
 
 class Stand:
-    """A communicator of one process whose peers never answer."""
+    """A stand-in for COMM_WORLD. This process is rank 0, and no other rank ever answers."""
 
     def Get_rank(self):
         return 0

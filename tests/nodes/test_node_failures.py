@@ -106,7 +106,7 @@ def test_the_other_nodes_report_even_if_an_exchange_ends_the_call(rng, nodes, en
 
 
 class Observed(Watched):
-    """An engine that records at each all-reduce which ranks are in an exchange, by their words of progress."""
+    """An engine that records at each all-reduce which ranks have begun an exchange that has not ended."""
 
     def all_reduce(self, parts):
         for part in parts:
@@ -182,4 +182,4 @@ def test_an_exchange_that_was_aborted_is_the_error_whatever_its_memory_holds(rng
             df.allreduce(group, xs)
         with pytest.raises(errors.ExchangeTimeout):
             group.synchronize()
-        assert group.workspace.reported()  # kernels took the old sums for statuses of failed nodes
+        assert group.workspace.reported()  # kernels mistook the old sums for statuses of failed nodes

@@ -76,8 +76,8 @@ def check_rounds(shape: PushShape, total: int, step: int, per_step: int, workspa
 
 
 def check_shares(shape: PushShape, most: int) -> None:
-    """Check that what all warps, or all blocks, of the grid add to the epoch is together EPOCH_UNIT, or 0 for an even
-    number of rounds."""
+    """Check the number of blocks, and the sum of the shares that all warps or all blocks of the grid add to the epoch.
+    The sum must be EPOCH_UNIT for an odd number of rounds, else 0."""
     blocks = shape.blocks(most)
     assert blocks % shape.cluster == 0 and 1 <= blocks // shape.cluster <= shape.units
     assert blocks <= max(most, shape.cluster)

@@ -27,7 +27,7 @@ from drvfuse.runtime.stream import LEGACY, Event, Stream
 
 
 class Immutable:
-    """An array of a library that has DLPack but no current stream, as JAX."""
+    """An array of a library that has DLPack but no current stream, such as JAX."""
 
     def __init__(self, array: Array, refusal: Exception | None = None) -> None:
         self.array, self.refusal = array, refusal

@@ -253,7 +253,7 @@ def test_in_a_capture_allocations_are_refused_and_frees_wait_for_its_end(driver:
                 array.copy_from(np.zeros(10, np.float32))
             del array
             gc.collect()
-            device.empty((3,), "float32")  # another stream allocates meanwhile, but the free cannot be made yet
+            device.empty((3,), "float32")  # allocations free deleted arrays, but not during a capture
             assert address not in freed
         device.empty((3,), "float32")
         assert address in freed

@@ -61,7 +61,7 @@ print(*host)
 
 
 def without_nvrtc(tree: Path, tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run PROGRAM with the drvfuse in `tree`."""
+    """Run PROGRAM, which finds no NVRTC, with the drvfuse in `tree`."""
     text = tmp_path / "square.ptx"
     text.write_text(compile_source(SOURCE, name="square.cu", arch="sm_90", cubin=False).ptx)
     everything = {**os.environ, "PYTHONPATH": str(tree), "DRVFUSE_NVRTC": "", **environment}

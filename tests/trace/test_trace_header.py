@@ -93,8 +93,8 @@ def test_the_kernel_and_the_host_have_the_same_roles_and_parameters():
 
 @pytest.mark.parametrize("word", ["clock64", "globaltimer", "smid"])
 def test_each_trace_call_reads_its_clocks_once(word):
-    """The compiled kernel reads each clock as often as its trace calls need: it has two writers, each with an entry, a
-    start and an exit, and together one stamp and three laps."""
+    """The compiled kernel reads each clock as often as its trace calls need. The calls of `trace` and `trace_b` are two
+    entries, two starts, two exits, one `stamp` and three laps."""
     expected = {"clock64": 3 + 3 + 1 + 2 + 1, "globaltimer": 2 + 2, "smid": 2}
     assert len(re.findall(rf"mov\.u(?:32|64) \S+, %{word};", ptx(KERNEL, on=True))) == expected[word]
 

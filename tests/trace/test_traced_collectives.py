@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traced collectives: the same results, and records that say what happened."""
+"""Traced collectives: the same results as without a trace, and records of what happened."""
 
 from __future__ import annotations
 

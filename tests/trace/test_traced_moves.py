@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traced all-gather, broadcast and all-to-all: the same bytes, and phases of every block."""
+"""Traced all-gather, broadcast and all-to-all: the same bytes as without a trace, and the phases of every block."""
 
 from __future__ import annotations
 

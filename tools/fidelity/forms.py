@@ -44,7 +44,7 @@ def alike(opcodes: Iterable[str], kind: str, count: int, rule: str = "exact") ->
 
 @functools.cache
 def table(families: tuple[str, ...] = FAMILIES) -> tuple[Form, ...]:
-    """All forms of these families, in order. ValueError if two forms have the same name."""
+    """All forms of these families, in order. Raises ValueError if two forms have the same name."""
     found: list[Form] = []
     for family in families:
         found += importlib.import_module(f".forms_{family}", __package__).forms()

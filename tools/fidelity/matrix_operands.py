@@ -120,7 +120,7 @@ def _cancelling_c(m: _Maker) -> Tile:
     product = significand(a[:, k : k + 1], m.a) * significand(b[k : k + 1], m.b)
     bits = m.a.mantissa + m.b.mantissa
     carry = product >> np.uint64(bits + 1)
-    product = np.where(carry == 1, product, product << np.uint64(1))  # the leading one is now bit number `bits + 1`
+    product = np.where(carry == 1, product, product << np.uint64(1))  # the leading 1 is now bit `bits + 1`
     shift = bits + 1 - m.c.mantissa
     product = product >> np.uint64(shift) if shift >= 0 else product << np.uint64(-shift)
     sign = (a[:, k : k + 1] >> np.uint64(m.a.width - 1)) ^ (b[k : k + 1] >> np.uint64(m.b.width - 1)) ^ np.uint64(1)

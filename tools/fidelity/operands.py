@@ -182,7 +182,7 @@ def _corners(kind: str, count: int) -> Words:
 
 
 def _ties(f: Format, count: int, stream: Stream) -> Words:
-    """Values at and next to the midpoints of narrower formats, and of integers."""
+    """Values at and next to the midpoints between adjacent numbers of narrower formats, and between integers."""
     kept = stream.choose(np.array([k for k in (2, 3, 7, 10, 23) if k < f.mantissa - 1], np.uint64), count)
     dropped = np.uint64(f.mantissa) - kept
     mantissa = stream.words(count) & np.uint64((1 << f.mantissa) - 1)
@@ -335,7 +335,7 @@ def rows(sources: tuple[str, ...], extra: int = 0) -> tuple[Words, ...]:
     if not sources:
         return ()
     parts: list[list[Words]] = []
-    if arity == 1 and not sources[0].startswith("uniform"):  # edges would break up warps with one value
+    if arity == 1 and not sources[0].startswith("uniform"):  # edge values differ within a warp
         parts.append([_edges(sources[0])[: count // 2]])
     elif arity > 1:
         pools = [_corners(kind, _CROSSED[arity]) for kind in sources]

@@ -93,9 +93,8 @@ def is_nan64(bits: np.ndarray) -> np.ndarray:
 
 
 _LOG2 = _bounded(lambda e, x, k: 2**-22 * np.maximum(np.abs(e), 1.0))
-_EXP2 = _bounded(
-    lambda e, x, k: 2**-22 * np.abs(e) + _unit(e, k)
-)  # `_unit`: a GPU does not round subnormal results to nearest
+# `_unit` is added because a GPU does not round subnormal results to nearest.
+_EXP2 = _bounded(lambda e, x, k: 2**-22 * np.abs(e) + _unit(e, k))
 
 # The emulated driver rounds the exact value of an approximate function; the errors of an H200 were measured.
 RULES = {

@@ -19,7 +19,7 @@ AS_MESSAGES = True
 
 
 def _any(cuda: Any, graph: Any, p: Any, *after: Any) -> Any:
-    """cuGraphAddNode without edge data."""
+    """Add a node with parameters `p` after the nodes `after` by cuGraphAddNode, with default edges."""
     if MAJOR == 12:
         return cuda.cuGraphAddNode(graph, list(after), len(after), p)
     return cuda.cuGraphAddNode(graph, list(after), [T.CUgraphEdgeData() for _ in after], len(after), p)

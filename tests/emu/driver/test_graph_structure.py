@@ -25,7 +25,7 @@ def _edge(from_port: int = 0, to_port: int = 0, kind: int = 0) -> Any:
 
 
 def _random_dag(g: Graphs, rng: np.random.Generator, count: int) -> tuple[list[Any], list[tuple[int, int]], list[int]]:
-    """Add a random acyclic graph, in which nodes must run in another order than that in which they are added.
+    """Add a random acyclic graph. Its nodes must run in an order other than the one in which they are added.
 
     Returns the nodes, the edges, and the order in which the nodes must run.
     """

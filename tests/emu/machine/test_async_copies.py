@@ -246,7 +246,7 @@ KERNEL k(const u32* in, u32* out) {
 
 
 def fault_of(rig: Rig, copy: str, *arguments: int, bytes_shared: int = 32) -> Fault:
-    """The fault of the copy, which is on a line of its own."""
+    """Launch a kernel with this copy. Return the fault, which must be on the line of the copy."""
     body = f"""{TOP}
 KERNEL k(const unsigned char* in, u32 n) {{
     __shared__ alignas(16) unsigned char s[{bytes_shared}];

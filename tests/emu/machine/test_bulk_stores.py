@@ -30,7 +30,7 @@ def words(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 def copied(rig: Rig, program: str, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Run a program of one thread. The shared memory `s` holds `source`, and the global memory `y` holds OLD before.
+    """Run a program of one thread. At its start the shared memory `s` holds `source`, and the global memory `y` OLD.
     Returns `y` as the thread reads it after the program, and as the host reads it after the launch."""
     body = f"""{TOP}
 KERNEL k(const u32* x, u32* y, u32* out) {{
@@ -321,7 +321,7 @@ KERNEL k(u32* x, u32* y) {
 
 
 def fault_of(rig: Rig, copy: str, target: int, **options: Any) -> Fault:
-    """The fault of the copy, which is on a line of its own."""
+    """Launch a kernel with this copy. Return the fault, which must be on the line of the copy."""
     body = f"""{TOP}
 KERNEL k(u32* y) {{
     __shared__ alignas(16) u32 s[16];

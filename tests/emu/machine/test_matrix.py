@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mma, ldmatrix and stmatrix in kernels: a product, and what is found where lanes or rows are wrong."""
+"""mma, ldmatrix and stmatrix in kernels: a product, and the faults for wrong lanes and wrong addresses of rows."""
 
 from __future__ import annotations
 

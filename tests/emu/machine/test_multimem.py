@@ -82,7 +82,7 @@ def _form(how: str, precision: str, vector: str, type_: str) -> tuple[str, int, 
 
 
 def _split(type_: str) -> tuple[str, int]:
-    """The element type of a packed type, and how many of them it holds."""
+    """The element type of a packed type, and the number of its elements."""
     return (type_[:-2], int(type_[-1])) if type_[-2:] in ("x2", "x4") else (type_, 1)
 
 

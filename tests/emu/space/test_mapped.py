@@ -20,7 +20,7 @@ FAR = 2**47 - PAGE  # an unmapped address at the end of the address space
 @pytest.fixture(params=["by the kernel", "by the list"])
 def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The address of two pages, of which only the first is accessible."""
-    if request.param == "by the list":  # as on kernels that lack or forbid the calls that `Old` refuses
+    if request.param == "by the list":  # as on Linux kernels that lack or forbid the calls that `Old` refuses
         monkeypatch.setattr(mapped, "_libc", Old())
     memory = mmap.mmap(-1, 2 * PAGE)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))

@@ -47,7 +47,7 @@ def test_arguments_and_results_are_those_of_the_emulated_function(name: str) -> 
 
 def test_the_c_types_are_those_of_the_header() -> None:
     declared = _declared()
-    known = [name for name in ENTRIES if name in declared]  # bindings 13.0 lack one that 13.5 have
+    known = [name for name in ENTRIES if name in declared]  # bindings 13.0 lack a function that 13.5 have
     assert len(known) > 150
     for name in known:
         assert [p.c for p in SIGNATURES[name].parameters] == declared[name], name

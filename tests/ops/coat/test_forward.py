@@ -61,8 +61,8 @@ def test_results_do_not_depend_on_how_many_columns_a_block_keeps(device, rng, mo
 @pytest.mark.parametrize("changes", [{}, {"chunk_rows": 12}], ids=["one-chunk", "chunks"])
 @pytest.mark.parametrize("columns", [3000, 4096])
 def test_rows_shared_by_several_blocks_have_the_bits_of_the_reference(device, rng, monkeypatch, columns, changes):
-    """The blocks of a team exchange their sums of squares. The largest |y| is in row 24, which is in the last chunk and
-    in the first batch of rows that a warp holds.
+    """Several blocks share the columns of a row and exchange its sums of squares. A block reduces its rows in
+    chunks of `chunk_rows`. The largest |y| is in row 24: in the last chunk, and in the first batch that a warp loads.
     """
     altered(monkeypatch, **changes)
     values = case(rng, (many_rows(device), columns))

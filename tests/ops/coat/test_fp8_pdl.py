@@ -33,7 +33,7 @@ extern "C" __global__ void late(const unsigned char* from, unsigned char* to, in
     for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from[i];
 }
 
-// Waits for what is in front of it, then copies.
+// Waits for the preceding kernel, then copies.
 extern "C" __global__ void consume(const unsigned char* from, unsigned char* to, int count) {
     asm volatile("griddepcontrol.wait;" ::: "memory");
     for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from[i];

@@ -108,7 +108,7 @@ extern "C" __global__ void produce(unsigned short* x, int count, unsigned short 
     for (int i = threadIdx.x; i < count; i += blockDim.x) x[i] = value;
 }
 
-// Waits for what is in front of it, then copies.
+// Waits for the preceding kernel, then copies.
 extern "C" __global__ void consume(const unsigned short* from, unsigned short* to, int count) {
     asm volatile("griddepcontrol.wait;" ::: "memory");
     for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = from[i];

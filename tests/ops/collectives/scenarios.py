@@ -27,7 +27,7 @@ GARBAGE = np.full(2, 0xA5, np.uint8).view(BF16)[0]
 OPS = ("allreduce", "allreduce_rmsnorm_fp8")
 
 SPY = r"""
-// Before it waits for what is in front of it, writes 1 + *word.
+// Writes 1 + *word before it waits for the preceding kernel.
 extern "C" __global__ void spy(const unsigned long long* word, unsigned long long* seen) {
     *(volatile unsigned long long*)seen = 1 + *(volatile const unsigned long long*)word;
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -53,7 +53,7 @@ def _random(seed: int) -> np.random.Generator:
 
 
 def _prepare(group: df.Group, op: str, xs: list[Any], *, algo: str, **options: Any) -> Any:
-    """A call of `op` on inputs [rows, columns], with outputs that hold garbage; `algo` may be one of multimem's."""
+    """A call of `op` on inputs [rows, columns], with outputs that hold garbage. `algo` may begin with MULTIMEM."""
     options |= {"algo": algo.removeprefix(MULTIMEM), "use_multimem": algo.startswith(MULTIMEM)}
     outputs = garbage(group, xs[0].shape, "bfloat16")
     if op == "allreduce":
@@ -83,8 +83,8 @@ def _outputs(result: Any) -> list[Any]:
 
 
 def results_are_right(op: str, algo: str, private: bool = False) -> None:
-    """Blocks have eight warps, some of which run far ahead of the others; peers can read the inputs, or the inputs are
-    private.
+    """Results are right although some of the eight warps of a block run far ahead of the others. If `private` is true,
+    peers cannot read the inputs.
     """
     for seed in (1, 2, 3, 4):
         with opened(2, seed) as (_, group):
@@ -214,7 +214,7 @@ def one_timeout_ends_all(op: str, algo: str) -> None:
 
 
 def a_freed_input_is_not_reused_early() -> None:
-    """The call runs late, on another stream than the one on which its input is allocated and freed."""
+    """The call runs late, after its input was freed, and not on the stream on which the input was allocated."""
     with opened(2) as (_, group):
         hosts = random_inputs(_random(0), 2, (4, 256), "bfloat16")
         streams = [df.Stream(rank.device) for rank in group]

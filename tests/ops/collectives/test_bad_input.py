@@ -217,7 +217,7 @@ def test_unknown_and_unsupported_pdl_levels_are_refused(group, xs, refused):
     refused(lambda: df.allreduce(group, xs, pdl_level=7), "pdl_level", accepted)
     with pytest.raises(ArgumentError) as error:
         df.allreduce(group, xs, pdl_level=7)
-    assert "NO_WAIT" not in str(error.value)  # no op accepts this value
+    assert "NO_WAIT" not in str(error.value)  # the message does not offer a level that no op accepts
     with pytest.raises(Unsupported, match="NO_WAIT_OVERLAP_AT_END"):
         df.allreduce(group, xs, pdl_level=df.PDLLevel.NO_WAIT_OVERLAP_AT_END)
 

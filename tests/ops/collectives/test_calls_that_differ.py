@@ -34,7 +34,7 @@ def compared_group(new_group):
 
 
 def launch(calls_of_rank):
-    """Launch the calls. On a GPU a kernel may report the difference before the last launch, which then raises it."""
+    """Launch the calls. On a GPU a kernel may report the difference before the last launch, which then raises."""
     with ANY_ORDER.made(), contextlib.suppress(CallMismatch):
         for rank, calls in enumerate(calls_of_rank):
             for call in calls:

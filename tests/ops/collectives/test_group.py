@@ -231,7 +231,7 @@ def test_the_garbage_collector_frees_nothing_between_the_launches_of_two_ranks(r
         frees()
         del dropped, cycle
         gc.collect()
-        group[1].empty(10, "float32")  # an allocation does not free the memory
+        group[1].empty(10, "float32")  # an allocation between the launches frees nothing either
         assert frees() == []
         call.launch(rank=1)
         group.synchronize()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of kernels and host code that ordinary results do not need: with each one removed, a scenario must fail.
+"""Lines of kernels and host code without which most results are right, each with a scenario that fails without it.
 
-The emulated driver's seeds let warps of a block run ahead of one another, so that a missing block barrier, which most
-schedules forgive, has its effect.
+Without a block barrier, results are wrong only if some warps of a block run ahead of the others. The emulated driver's
+seeds let them do so.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def test_inputs_with_the_bits_of_the_sentinel_arrive(open_group, rng, algo, dtyp
 
 @pytest.mark.gpus(3)
 def test_calls_of_any_kind_in_any_order_need_no_synchronisation(new_group, rng, driver):
-    """A call of one extent and dtype leaves the slots empty, and a call of another one uses them."""
+    """Calls of different extents and dtypes use the same slots, which each call leaves empty for the next one."""
     group = new_group(3, workspace_bytes=SMALL)
     calls: list[tuple[Any, Any, Any]] = []
     for number, (count, dtype) in enumerate(((40, "bfloat16"), (4099, "bfloat16"), (1200, "float32"), (9, "float32"))):
@@ -401,9 +401,9 @@ def test_slots_are_cleared_before_a_later_call_of_another_kind_uses_them(first, 
 
 
 @pytest.mark.emulated
-def test_a_scale_that_is_not_cleared_gives_wrong_results():
-    """A stale scale does no harm if words arrive in order. The results of such a schedule do not show the fault, so the
-    slots are checked instead.
+def test_a_scale_that_is_not_cleared_is_found_in_the_slots():
+    """A later call may mistake a stale scale for its own, but only if words arrive out of order. So the slots are
+    checked, not the results.
     """
     for fault in ("", "scale-not-cleared"):
         with df.emu.Machine(devices=2) as machine, df.Group.local(2, driver=machine, workspace_bytes=SMALL) as group:

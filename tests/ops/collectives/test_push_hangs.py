@@ -199,8 +199,8 @@ def test_a_peer_that_stops_after_a_round_is_named_with_the_next_round(new_group,
 
 @pytest.mark.parametrize("algo", PUSH)
 def test_a_call_of_an_even_number_of_rounds_is_named(new_group, rng, algo):
-    """A call of an even number of rounds leaves the epoch unchanged, so every call that began with this epoch may be
-    the one to name.
+    """A call of an even number of rounds leaves the epoch unchanged, so several calls may begin with one epoch. The
+    error names the call that began with the epoch in the report or, if there are several, the range of their numbers.
     """
     group = new_group(3, workspace_bytes=SMALL)
     two = prepared(group, "allreduce", random_inputs(rng, 3, 8 * 200, "bfloat16"), algo)[0]

@@ -172,7 +172,7 @@ def stress(driver: Any, n: int, rng: np.random.Generator, kinds: Any, number: in
         for calls in both:
             with df.Graph.capture(calls.streams) as graph:
                 for kind in rng.integers(len(kinds), size=6):
-                    calls.launch(int(kind), number)  # one number for the calls of all graphs
+                    calls.launch(int(kind), number)  # captured calls share this number in `wrong`
             graphs.append(graph)
         for done in range(number):
             which = int(rng.integers(2))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of algo="auto": the model's constants, those that `drvfuse tune` stores, and how they are removed."""
+"""The constants by which algo="auto" chooses: the default ones, and those that `drvfuse tune` stores and removes."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_the_norm_takes_more_columns_than_shared_memory_holds(device, driver, rn
             machine = stack.enter_context(df.emu.Machine(devices=1, sm_count=3, arch="sm_89"))
             device = df.device(0, driver=machine)
         most = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") // (8 * 4)
-        for n_normed in (most, most - 96):  # the normed sums leave nothing, or too little, for the rest
+        for n_normed in (most, most - 96):  # normed sums leave no or too little shared memory for other data
             values = case(rng, 8, n_normed + 3, 8, n_normed)
             check(run(device, values), expected(values))
 
@@ -162,10 +162,8 @@ def test_additions_have_the_documented_order():
     """The values are such that any other order of additions would give other sums."""
     act = np.ones((1, 1024), np.float32)
     weight = np.ones((1, 1024), np.float32)
-    weight[0, 0] = (
-        2**24
-    )  # 2^24 + 1 is a tie that rounds to 2^24, so this element absorbs the three ones after it in its pack
-    weight[0, 512] = -(2.0**24)  # -2^24 + 1 is exact, so the three ones after this element in its pack count
+    weight[0, 0] = 2**24  # 2^24 + 1 is a tie that rounds to 2^24, so the next three 1s of this pack are lost
+    weight[0, 512] = -(2.0**24)  # -2^24 + 1 is exact, so the next three 1s of this pack are not lost
     assert gemv_reference.row_products(act, weight)[0, 0] == 1022 - 3
 
 

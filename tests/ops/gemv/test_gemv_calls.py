@@ -64,7 +64,7 @@ def test_a_first_call_cannot_be_captured(device, arrays):
     stream = df.Stream(device)
     with df.Graph.capture(stream), pytest.raises(CaptureError, match="before the capture, call it once") as caught:
         call(arrays, stream=stream, **outputs(device))
-    assert "workspace" not in str(caught.value)  # the call takes no counter
+    assert "workspace" not in str(caught.value)  # the op takes no `workspace`, so the message does not offer one
 
 
 def test_consecutive_calls_may_change_their_size(device, rng):

@@ -66,7 +66,7 @@ extern "C" __global__ void late(const unsigned* from, unsigned* to, int words, i
 @pytest.mark.parametrize("level", [df.PDLLevel.ON, df.PDLLevel.OVERLAP_AT_BEGINNING])
 @pytest.mark.parametrize("rows", [1, ROWS])
 def test_a_dependent_launch_waits_for_a_late_producer(device, driver, rng, level, rows):
-    """The preceding kernel triggers at once and writes the inputs of a call at its end; the call must read these. The
+    """The preceding kernel triggers at once and writes a call's inputs late; the call must wait for them. The
     dependent of the call is the producer of the next call, which writes inputs only after its own wait.
     """
     steps = [call(rng, (rows, COLUMNS)) for _ in range(3)]

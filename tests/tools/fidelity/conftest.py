@@ -19,8 +19,8 @@ MATRIX = Path(__file__).with_name("h200_matrix.npz")
 
 @pytest.fixture(scope="session")
 def recorded() -> tuple[dict[str, fixture.Stored], list[dict[str, Any]]]:
-    """The recorded results of a GPU by the names of the forms, and for each file with results the GPU, driver and
-    assembler that gave them."""
+    """The recorded results of a GPU by the names of the forms; and the GPU, driver and assembler of each file with
+    results."""
     answers, origins = zip(*map(fixture.load, RECORDED), strict=True)
     return {name: stored for part in answers for name, stored in part.items()}, list(origins)
 

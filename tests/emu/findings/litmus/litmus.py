@@ -399,7 +399,7 @@ def lab(suite: Suite, case: Case, profile: Any, seed: int, late: int) -> Iterato
 
 
 def together(*places: At) -> Drive:
-    """Role i runs at places[i]; all launches are queued before anything runs."""
+    """Return a `Drive` that runs role i at places[i]. It queues all launches before anything runs."""
 
     def drive(here: Lab) -> None:
         launches: dict[tuple[int, int], dict[int, At]] = {}

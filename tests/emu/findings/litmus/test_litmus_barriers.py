@@ -27,8 +27,8 @@ GLOBAL = ("ST(weak, x, 1)", "LD(weak, x)")
 BACK = ("LD(weak, x)", "ST(weak, x, 1)")
 TWICE = ("ST(weak, x, 1)", "ST(weak, x, 2)")
 ACCESSES = {"shared": SHARED, "global": GLOBAL, "read-then-write": BACK, "write-then-write": TWICE}
-# Thread 0 of a block of 96 makes the first access of ACCESSES, and thread 1 or 70 the second. By name: the code between
-# the two accesses, and for which of the threads 1 and 70 it orders them.
+# Thread 0 of a block of 96 makes the first access of ACCESSES, and thread 1 or 70 the second. Each value below is the
+# code between the two accesses, and the second threads (1, 70) for which this code orders the two accesses.
 BETWEENS = {
     "nothing": ("", ()),
     "syncthreads": ("BAR", (1, 70)),

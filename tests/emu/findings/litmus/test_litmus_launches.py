@@ -71,7 +71,7 @@ for name, parts, races in (
             races=races,
             edge="griddepcontrol|programmatic|PDL|dependent" if races else None,
         )
-# The dependent accesses memory before its wait, so the missing edge is that wait, whichever access comes first.
+# The dependent never waits, so the report must name griddepcontrol.wait as missing, whichever access comes first.
 suite.add(
     "dependent-reads-what-its-primary-has-yet-to-write",
     fill(PDL, first="", trigger="TRIGGER LATE(0)", before="", wait="", after=LATE, third=""),

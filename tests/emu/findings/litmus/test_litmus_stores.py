@@ -40,8 +40,8 @@ if (T(3)) {
   $after
 }
 """
-# By name: the code between a copy and an access of its thread, and whether that code waits until the copy has read, and
-# until it has written.
+# Each value is the code between a copy and a later access by the same thread, whether this code waits until the copy
+# has read its source, and whether it waits until the copy has written.
 BETWEENS = {
     "nothing": ("", False, False),
     "commit": ("COMMIT", False, False),
