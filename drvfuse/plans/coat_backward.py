@@ -19,8 +19,8 @@ DW_SEGMENTS = 132  # the largest number of segments of rows
 FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21
 _SLICE = 32  # columns of a slice in cu/coat/fp8_rmsnorm_backward_few.cu; the slices are distributed over its blocks
 _MAX_RING = 8  # the largest number of rows that a team loads ahead
-# With at least so many rows per team, a team loads two rows ahead, and RMSNorm's kernel stores dx of the last two rows
-# of a segment after the segment's sums.
+# With at least this number of rows per team, a team loads two rows ahead, and RMSNorm's kernel stores dx of the last
+# two rows of a segment after the segment's sums.
 _LONG = 12
 _RING_CAPABILITY = (9, 0)  # the least compute capability with bulk copies
 

@@ -118,9 +118,9 @@ class HeldRows(_Plan):
     def pays(rows: int) -> bool:
         """Whether this plan is quicker than `FewRows`.
 
-        If the number of rows is no multiple of 4, columns of qy_t do not consist of whole words, and few blocks store
-        them slowly. On an H200 a 2x2048 tensor takes 6.2 us with this plan and 3.8 us with `FewRows`; a 4x2048 tensor
-        takes 2.9 us with this plan and 4.4 us with `FewRows`.
+        If the number of rows is no multiple of 4, columns of qy_t do not consist of whole words, and the few blocks of
+        this plan take long to store them. On an H200 a 2x2048 tensor takes 6.2 us with this plan and 3.8 us with
+        `FewRows`; a 4x2048 tensor takes 2.9 us with this plan and 4.4 us with `FewRows`.
         """
         return rows == 1 or rows % 4 == 0
 
@@ -132,7 +132,7 @@ class HeldRows(_Plan):
 
 
 class HeldTiles(_Plan):
-    """The plan of cu/coat/fp8_norm_forward_tiles.cu: x, which has up to some thousand rows, is in the registers of one
+    """The plan of cu/coat/fp8_norm_forward_tiles.cu: x, which has up to a few thousand rows, is in the registers of one
     grid and is read once.
 
     A block holds `block_rows` rows of a segment of 512 columns, or of one of the `split` parts of such a segment. It
@@ -173,7 +173,7 @@ class HeldTiles(_Plan):
     @staticmethod
     def pays(rows: int, columns: int) -> bool:
         """Whether this plan is quicker than `FewRows`. If the number of rows is no multiple of 4, columns of qy_t do
-        not consist of whole words, and few blocks store them slowly.
+        not consist of whole words, and storing them takes long if there are few blocks.
         """
         return rows >= 12 and (rows % 4 == 0 or rows >= 64 or (rows > 16 and columns >= 8192))
 
@@ -252,8 +252,8 @@ class ManyRows(_Plan):
         shared = rows * segments <= _SHARED_SUMS and not affine
         widest = min(segments, limits.sm_count, MAX_WORD_BLOCKS) if shared else 1
         self._share_out(limits, rows, columns, QB, widest)
-        # If rstd does not fit into shared memory (`known`), the blocks of a team would write and read rstd of the same
-        # rows. So a team has one block then.
+        # If `known` is False, rstd does not fit into shared memory. Several blocks of a team would then write and read
+        # rstd of the same rows in global memory, so a team has one block.
         if self.parts > 1 and not self.known:
             self._share_out(limits, rows, columns, QB, 1)
 

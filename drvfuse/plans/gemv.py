@@ -88,7 +88,7 @@ class Shape:
         return next((batch for batch in (1, 2) if self._norm_columns(m, batch) >= n_normed), 4)
 
     def norm_held(self, m: int, n_normed: int) -> bool:
-        """Whether one batch covers all normed columns of a lane, so that it waits only once."""
+        """Whether one batch covers all normed columns of a lane, so that the lane waits only once."""
         return self._norm_columns(m, self.norm_batch(m, n_normed)) >= n_normed
 
     def _norm_columns(self, m: int, batch: int) -> int:

@@ -152,7 +152,8 @@ def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
     per_unit = peers * (threads * PACK_BYTES + threads // 32 * _KEY_BYTES)
     units = max(1, ceil_div(work.most, threads))  # at least one, as every rank must receive words from all others
     of_round, rounds = rounds_of(units, 1, per_unit, workspace_bytes)
-    beside = of_round * rounds * threads if peers else 0  # packs that stay and are copied with the packs that are sent
+    # With each unit a thread also copies one of the packs that stay on its rank.
+    beside = of_round * rounds * threads if peers else 0
     rest = max(0, work.most_own - beside)
     return PushShape(
         units=max(of_round, ceil_div(rest, threads)),

@@ -95,7 +95,7 @@ def row_chunks(
 ) -> list[tuple[int, ScatterChunk]]:
     """(The number of a part's rows that precede the chunk, the chunk) for each chunk of whole rows. The part of rank r
     has `counts[r]` rows."""
-    least = ceil_div(columns, width) + (columns % width != 0)  # packs that a row may touch
+    least = ceil_div(columns, width) + (columns % width != 0)  # the largest number of packs that a row may touch
     fits = _packs_that_fit(width, nodes, area, payload_bytes, least)
     if columns % width:
         fits -= 1  # one pack less, as rows may begin within packs

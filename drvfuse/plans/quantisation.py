@@ -51,8 +51,8 @@ class Quantisation:
       of two, the scale is the least power of two that is not below min(max|y|, upper_bound) / fp8_max, but at least
       2^-127, so its inverse is exact, and only an upper bound or an infinite y saturates. The OCP specification has
       another rule: it divides the largest power of two in max|y| by the largest in fp8_max, and may saturate. A group
-      of zeros has scale 2^-127 and codes 0. An infinite limit counts as the largest float32. A group with a NaN has the
-      scale NaN (0xFF), and all its codes are NaN.
+      of zeros has scale 2^-127 and codes 0. If min(max|y|, upper_bound) is infinite, it counts as the largest float32.
+      A group with a NaN has the scale NaN (0xFF), and all its codes are NaN.
     - `group` of NVFP4 (`nvfp4`): codes are e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign), two in a byte, the element
       of even index in the low four bits. scale = (max|y| / 6) / tensor_scale, saturated and rounded to float8_e4m3fn;
       the code is y * (1 / (scale * tensor_scale)), saturated and rounded to nearest even, or y * 0 where that inverse

@@ -39,11 +39,11 @@ def reading_sources(algo: str, ranks: int, nbytes: int, staged: bool) -> Traffic
 
 
 def writing_results(algo: str, ranks: int, nbytes: int, to_outputs: bool = False) -> Traffic:
-    """Traffic of writing `nbytes` of output on every rank. With two stages each part is read from its owner's payload,
-    or sent by its owner.
+    """Traffic of writing `nbytes` of output on every rank. With "two_stage" each part is read from its owner's
+    payload, and with "push_two_shot" it is sent by its owner.
 
-    With `to_outputs` the output is stored by multicast directly into the outputs, else into the staging and copied from
-    there.
+    With "multimem_two_stage" the owner stores it by multicast: with `to_outputs` directly into the outputs, otherwise
+    into the staging, from which it is copied.
     """
     output = Traffic(ranks * nbytes, 0)
     if algo == "multimem_two_stage":

@@ -28,9 +28,9 @@ class Costs(NamedTuple):
     """The constants of a generation of GPUs, or of a machine, for calls that run back to back in a graph with PDL.
 
     `one_shot` and `two_shot` are all-reduces by push, `fused_one_shot` and `fused_two_shot` the same with a norm.
-    `scatter_push` and `scatter_pull` are reduce-scatters. The others are for ops that only move bytes: `move_push` to
-    all peers, `move_relay` through relays, and between barriers `move_direct` without staging and `move_staged` with
-    it.
+    `scatter_push` and `scatter_pull` are reduce-scatters. The others are for ops that only move bytes. `move_push` is
+    a push to all peers, and `move_relay` one through relays. `move_direct` and `move_staged` move bytes between
+    barriers, without staging and with staging.
     """
 
     one_shot: Cost

@@ -28,11 +28,11 @@ NORMS = ("rms", "layer")
 
 
 class Norm(NamedTuple):
-    """`y` [rows, columns] in float32, and for each row the maximum of |y| by which it is quantised, `maxima` [rows].
+    """`y` [rows, columns] in float32, and `maxima` [rows], the maximum of |y| of each row, which decides its scale.
 
-    Without beta the maximum is computed as max|x * g| * f, where g is gamma + weight_offset and f is
-    1 / sqrt(mean of squares + epsilon); in the norm "layer", x - mean is in place of x. This is max|y|, since rounding
-    is monotone, unless f is infinite and an element is 0.
+    Without beta a maximum is computed as max|x * g| * f, where g is gamma + weight_offset and f is
+    1 / sqrt(mean of squares + epsilon). In the norm "layer", x - mean is in place of x. Since rounding is monotone, the
+    result is max|y|, unless f is infinite and an element is 0.
     """
 
     y: Floats

@@ -89,7 +89,7 @@ class Route:
             mark_used(self._away, self.stream, event)
         if more:
             mark_used(more, self.stream, event)
-        if not self.stream.foreign:  # later launches need not record it again: arrays remember drvfuse's streams
+        if not self.stream.foreign:  # later launches need not record the use again: arrays remember drvfuse's streams
             self._away, self.recorded = (), more
 
     def keep_unordered(self, stream: Stream, event: Event | None) -> None:
@@ -147,7 +147,7 @@ class ReplayOrder:
 
 def _outside(stream: Stream, capture: int | None) -> bool:
     """Whether `stream` is certainly not part of `capture`. This is so for the legacy default stream, which cannot be
-    captured. The driver cannot be asked about it while a stream that waits for it is being captured."""
+    captured. The driver cannot be asked about the legacy stream while a stream that waits for it is being captured."""
     return capture is not None and stream.handle == LEGACY
 
 

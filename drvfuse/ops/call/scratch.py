@@ -171,8 +171,8 @@ def own(device: Device, stream: Stream, nbytes: int, kind: str = "") -> Workspac
                 spaces[key] = space
             or_else = "" if kind else ", or pass workspace if it takes one"
             raise CaptureError(
-                "the op needs scratch that a capture cannot allocate: before the capture, call it once on this stream "
-                f"with arrays of these shapes{or_else}"
+                "the op needs memory that a capture cannot allocate: before the capture, call the op once on this "
+                f"stream with arrays of these shapes{or_else}"
             )
         # allocated on a stream of drvfuse: a foreign one may be destroyed before the memory is freed
         home = device.stream if stream.foreign else stream

@@ -50,7 +50,7 @@ class Options(NamedTuple):
 
 class Fp8Call:
     """A call of the op `name` for a matrix of `rows` and `columns`. `arrays` maps fields of the kernel's parameters to
-    the arrays whose addresses they get; `read` and `wanted` have the same keys.
+    the arrays whose addresses they get. The keys of `read` and `wanted` are such fields too.
 
     `read` are inputs, the matrix first; `others` are inputs whose addresses the op itself writes to the parameters.
     `wanted` describes the results, and `values` are the arrays that the call returns. `own` is the workspace that the
@@ -96,7 +96,7 @@ class Fp8Call:
         cluster: int = 1,
     ) -> Planned:
         """A planned launch of a kernel. `template` holds the kernel's parameters; its columns and early trigger are set
-        here. `defines` compile the kernel, and the other arguments describe the launch."""
+        here. The kernel is compiled with `defines`, and the other arguments describe the launch."""
         template.columns = self.columns
         template.early_trigger = int(self.level is PDLLevel.OVERLAP_AT_BEGINNING)
         spec = Specialisation("coat", kernel, defines, capability=FP8_CAPABILITY)

@@ -168,7 +168,8 @@ def _groups(shape: tuple[int, ...], QB: int) -> tuple[int, ...]:
 
 
 def _add_outputs(shape: tuple[int, ...], target: DType, QB: int) -> dict[str, Wanted]:
-    """Which arrays the residual addition writes. The keys are the kernel parameters that get their addresses."""
+    """Descriptions of the arrays that the residual addition writes. The keys are the kernel parameters that get their
+    addresses."""
     bf16 = dtypes.get("bfloat16")
     return {"sum": ("sum", shape, bf16), "x": ("x", shape, target), "scales": ("s_x", _groups(shape, QB), bf16)}
 

@@ -119,8 +119,8 @@ class FusedResults:
 
 
 def _each(function: Callable[[tuple[int, ...]], Any], shapes: Shapes) -> Any:
-    """Return `function` of a shape, or a list with its values for a list of shapes; None if one of the values is
-    None."""
+    """Return the value of `function` for a shape, or the list of its values for a list of shapes; None if one of the
+    values is None."""
     if not isinstance(shapes, list):
         return function(shapes)
     found = [function(shape) for shape in shapes]

@@ -214,7 +214,7 @@ class MoveCall:
         """Return the launches of all local ranks, for an algorithm other than "naive"."""
         group, common = self.common.group, self.common
         own = [source.ptr for source in self.parts[0].sources]
-        # not needed on one node: `work`, which is in the key too, then has the same tables
+        # empty on one node, where `work`, which is in the key too, has the same tables
         tables = () if group.link is None else tuple(part.table for part in self.parts)
         key = ("move", self.work, tables, self.algo, self.staged, common.blocks, common.alone)
         ready = plan.take(group, key, self._plan, [[]] * len(own), own, common.pdl, common.trace)

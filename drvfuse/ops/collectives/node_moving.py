@@ -4,10 +4,10 @@
 `plans.node_moves` plans the steps. A step inside the nodes is a kernel as on one node, by the algorithm that the caller
 asked for. In a step between nodes the engine exchanges bytes, from where they lie to their place in the outputs.
 
-Memory ordering. The stages of a rank follow one another in its stream. So a kernel reads what the previous exchange has
-received, and an exchange sends what the previous kernel has left in this rank's memory. In a step inside the node, the
-kernels of peers store to this memory only while this rank's kernel of the step runs (move.cu, move_push.cu). So a
-payload is written again only after the exchange that reads it.
+Memory ordering. The kernels and exchanges of a rank follow one another in its stream. So a kernel reads what the
+previous exchange has received, and an exchange sends what the previous kernel has left in this rank's memory. In a step
+inside the node, the kernels of peers store to this memory only while this rank's kernel of the step runs (move.cu,
+move_push.cu). So a payload is written again only after the exchange that reads it.
 
 Peers may still read a payload as staging when the kernel that staged there has ended. On one node this does no harm, as
 the next call stages in the other half. Here a kernel that stores to a payload comes after a barrier of the node's
@@ -194,14 +194,15 @@ class NodeMoveCall:
             first, *others = call.algorithms()
             algo = others[-1] if others and first in moves.PUSH and not self._has_slots(call) else first
             return replace(call, algo=algo, staged=algo not in moves.PUSH and not call.direct(algo))
+        # "put" only without staging, since it would stage in the payload, which is its target
         puts = call.direct("put") and self.common.algo != "push"
         if puts and self.common.algo == "auto" and self._has_slots(call):
             puts = moves.algorithm(group.part(Tuned).costs, call.work, "put", False) == "put"
-        return replace(call, algo="put" if puts else "push")  # a staged "put" would stage in its target
+        return replace(call, algo="put" if puts else "push")
 
     def _rearranging(self, step: Inside) -> MoveCall:
-        """Return the kernel that rearranges scales from payloads. It is "pull", which needs no room in the
-        workspace."""
+        """Return the kernel that rearranges scales from payloads. Its algorithm is "pull", which needs no room in
+        the workspace."""
         scales, payloads = self.parts[-1], _payloads(self.common.group)
         targets = [
             operands.made(

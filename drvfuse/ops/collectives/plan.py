@@ -93,7 +93,7 @@ def capability(group: Group) -> tuple[int, int]:
 
 
 def compares(group: Group) -> bool:
-    """Whether kernels that wait for peers compare their calls."""
+    """Whether kernels of the group that wait for peers compare the calls of the ranks."""
     return group.calls is not None and not group.calls.first
 
 

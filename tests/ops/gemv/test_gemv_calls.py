@@ -62,7 +62,7 @@ def test_captured_calls_replay_on_new_contents(device, rng, values, arrays):
 
 def test_a_first_call_cannot_be_captured(device, arrays):
     stream = df.Stream(device)
-    with df.Graph.capture(stream), pytest.raises(CaptureError, match="before the capture, call it once") as caught:
+    with df.Graph.capture(stream), pytest.raises(CaptureError, match="before the capture, call the op once") as caught:
         call(arrays, stream=stream, **outputs(device))
     assert "workspace" not in str(caught.value)  # the op takes no `workspace`, so the message does not offer one
 
