@@ -79,7 +79,7 @@ public:
         pass();
     }
 
-    // Proceeds from slot `slot_` to the following slot without a copy.
+    // Proceeds from slot `slot_` to the following slot, without starting a copy.
     __device__ __forceinline__ void pass() {
         if (++slot_ == RING) slot_ = 0, parity_ ^= 1;
     }

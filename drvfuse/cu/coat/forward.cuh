@@ -243,8 +243,8 @@ __device__ __forceinline__ u32 scale_from_exact(u32 maximum) {
     return maximum == UNDECIDED ? UNDECIDED : fp8_scale_bits<X>(__uint_as_float(maximum));
 }
 
-// Whether `estimate`, the bits of an estimate of the largest |y|, has a small enough error. No w may be so large that
-// underflow matters, and with a guess at rstd no b may be so large that the error of the guess matters.
+// Whether `estimate`, the bits of an estimate of the largest |y|, has a small enough error. No |w| may be so large that
+// it makes errors of underflow matter. With a guess at rstd no |b| may be so large that the error of the guess matters.
 __device__ __forceinline__ bool is_reliable(u32 estimate, float largest_weight, float largest_bias) {
     return largest_weight <= WEIGHT_LIMIT && (!GUESSED || largest_bias <= 3.0f * __uint_as_float(estimate));
 }

@@ -37,18 +37,18 @@ struct TilesShared {
     u32 exact;  // the bits of the exact largest |y|: of the block's share of the rows, then of the tensor
 };
 
-// Returns the pair of two parts of a row together: the sum of both sums and, if PAIRED, the larger magnitude.
+// Combines two parts of a row: returns the sum of both sums and, if PAIRED, the larger magnitude.
 __device__ __forceinline__ Pair combined(const Pair& a, const Pair& b) {
     return {__float_as_uint(__fadd_rn(__uint_as_float(a.x), __uint_as_float(b.x))), PAIRED ? max(a.y, b.y) : 0};
 }
 
-// Returns the combined pair of this lane and of lane (this lane ^ mask).
+// Combines the parts of a row that this lane and lane (this lane ^ mask) hold.
 __device__ __forceinline__ Pair combined_with_lane(const Pair& own, int mask) {
     const u32 magnitude = PAIRED ? __shfl_xor_sync(0xffffffffu, own.y, mask) : 0;
     return combined(own, {__shfl_xor_sync(0xffffffffu, own.x, mask), magnitude});
 }
 
-// Combines the pairs of N parts in the order of a butterfly: first those whose indices differ in the highest bit.
+// Combines N parts of a row in the order of a butterfly: first the parts whose indices differ in the highest bit.
 template <int N>
 __device__ __forceinline__ Pair butterfly(Pair (&part)[N]) {
 #pragma unroll
@@ -62,8 +62,8 @@ __device__ __forceinline__ Pair butterfly(Pair (&part)[N]) {
 // This block's place in the grid, and this thread's place in the block.
 struct Place {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int column_lane = lane % COLUMN_LANES;  // the index of the lane's pack among the four packs of its rows in the warp
-    int row_lane = lane / COLUMN_LANES;     // the lane has rows row_lane * TR, ... of the strip
+    int column_lane = lane % COLUMN_LANES;  // the index of the lane's pack among the warp's four packs of a row
+    int row_lane = lane / COLUMN_LANES;     // the first of the lane's TR rows is row row_lane * TR of the strip
     int segments;                           // segments of a row
     int blocks;                             // blocks of a strip
     int strip;                              // the index of the block's strip
@@ -94,7 +94,7 @@ __device__ __forceinline__ void load_lane_rows(float (&own)[TR], const float* va
 __device__ __forceinline__ void await_row(Pair (&parts)[OWN_SEGMENTS][PAIRS], const u64* words, const Place& place,
                                           u32 epoch, Patience& patience, bool& given_up) {
     for (;;) {
-        u64 sum[OWN_SEGMENTS][PAIRS], magnitude[OWN_SEGMENTS][PAIRS];  // the words, in whose upper halves the epoch is
+        u64 sum[OWN_SEGMENTS][PAIRS], magnitude[OWN_SEGMENTS][PAIRS];  // the words, with epochs in the upper halves
 #pragma unroll
         for (int k = 0; k < OWN_SEGMENTS; ++k) {
             const int segment = min(k * READERS + place.reader, place.segments - 1);

@@ -20,7 +20,7 @@ constexpr int QUADS = TR / 4;              // quads of rows in a lane's part of 
 static_assert(BLOCK_ROWS == TILE_ROWS && BATCH == 4, "a tile has the rows of a group, a batch those of a quad");
 static_assert((BLOCK_ROWS & (BLOCK_ROWS - 1)) == 0, "scales_offset() permutes rows by xor");
 
-// The rows of a block, numbered from 0 (a "block row"), and their data in shared memory.
+// The rows of a block, numbered from 0 (`block_row`), and their data in shared memory.
 struct Rows {
     const ForwardParams& p;
     int team;      // the index of the block's team: the blocks that share groups of rows
@@ -121,7 +121,7 @@ struct Offset<true> {
 // A lane's part of a tile. With NEAR the whole tile is in shared memory, else none of it.
 template <bool NEAR>
 struct Piece {
-    int block_row;                  // the first row, as a block row
+    int block_row;                  // the first row, as a row of the block
     int column;                     // the first column, as a column of the tensor
     int columns_left;               // the number of columns from `column` to the tensor's last one; 0 or less: none
     int rows_left;                  // the number of rows of the part that exist; 0 if its columns do not exist

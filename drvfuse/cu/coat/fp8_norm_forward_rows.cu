@@ -94,8 +94,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     float largest_weight = 0.0f, largest_bias = 0.0f;  // the largest |w| and |b| that this thread has used
     bool given_up = false;                             // a wait of this thread has timed out
     float w[PACK];
-    // Adds `own` of each row of a batch over the lanes, and stores the sums in shared memory. If `magnitudes`, also
-    // raises the maximum of each row to the maximum of its `largest` over the lanes.
+    // For each row of a batch: adds `own` over the lanes, and stores the sum in shared memory. If `magnitudes`, also
+    // raises the row's maximum to the greatest value that `largest` has in any lane.
     const auto store_sums = [&](float (&own)[BATCH], u32(&largest)[BATCH], bool magnitudes, const Position& position) {
         const int row = position.down - first;
         const float sum = sum_lanes(own);

@@ -86,8 +86,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
         } else {
             load_row(row, from, count > 0, p, column, jump);
         }
-        // Lane l holds the statistics of row l of the current 32 rows of the team in `some`, and those of the next 32
-        // rows in `later`. After the loop over rows `later` has those of the remaining rows.
+        // In `some` lane l holds the statistics of row l of the team's current 32 rows, and in `later` those of row l
+        // of the next 32 rows. After the loop over rows, `later` has the statistics of the rows that remain.
         Saved some, later = load_saved(p, first + lane * jump, lane < (before > 0 ? before : count));
         float dw[PACKS][WIDTH], db[PACKS][WIDTH];
         clear(dw), clear(db);

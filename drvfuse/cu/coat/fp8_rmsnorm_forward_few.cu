@@ -50,8 +50,8 @@ static_assert(BATCH == 4 || (BATCH == 1 && BLOCK_ROWS == 1), "rows are transpose
 static_assert(BLOCK_ROWS <= 32, "a lane for each row");
 
 // The pairs that warps send one another: pairs[set][segment * BLOCK_ROWS + row]. In set 0 a pair is the sum of squares
-// of the row in the segment, and the bits of its largest |x * s * w|. In set 1 it is the value of exact_maxima(), and
-// 0.
+// of the row in the segment, and the bits of its largest |x * s * w|. In set 1 it is the row's maximum over the
+// segment, as exact_maxima() computes it, and 0.
 using Exchange = ClusterExchange<MAX_PAIRS>;
 
 // Sends the pair (first, second) of a row to all blocks, as pair `index` of set `set`. Called by a whole warp, in which
@@ -78,8 +78,8 @@ __device__ __forceinline__ void await_pairs(Exchange& exchange, u32 set) {
     }
 }
 
-// Returns the element of `values` that belongs to the row whose sum this lane has. Each step halves the number of
-// candidates, since a variable index would place the array in local memory.
+// Returns the element of `values` that belongs to the row whose sum this lane has. It is found in steps that each halve
+// the number of candidates, since a variable index would place the array in local memory.
 __device__ __forceinline__ u32 value_of_lane(const u32 (&values)[BATCH]) {
     u32 candidates[BATCH];
     int mask = 16;

@@ -130,8 +130,8 @@ __device__ __forceinline__ void store_result(const Params& p, i64 index, const O
 #endif
 }
 
-// Copies the chunk's results of all other ranks from their payloads, at offset `results`, to the output. The copies
-// begin with the next rank, so that not all ranks read from the same rank at a time.
+// Copies the other ranks' results of a chunk to the output. The results begin at offset `results` of every payload.
+// The copies begin with the next rank, so that not all ranks read from the same rank at a time.
 __device__ __forceinline__ void gather(const Params& p, const Packs& part, i64 results, i64 done) {
     const i64 common = part.in_chunk(RANKS - 1, done, p.chunk_packs);
 #pragma unroll 1

@@ -9,7 +9,7 @@
 struct MovePushParams : MoveParams {
     PushCall push;
     i64 root;     // root of a broadcast
-    u64 offsets;  // bitwise "or" of all offsets and sizes of this rank's moves in its own arrays
+    u64 offsets;  // bitwise "or" of all sizes, and of all offsets in this rank's input and output
 };
 
 // Whether all packs that this rank loads from its input and stores to its output are whole and aligned.

@@ -105,8 +105,8 @@ __device__ __forceinline__ u32 status_of(const NodeCall& call, int place) {
     return ptx::load_u32(call.sums + (place + 1) * call.stride - STATUS_BYTES);
 }
 
-// Returns to lane t of the first warp of block 0 the status of node t, which check_statuses() takes later. Called at
-// the start of a kernel, long before check_statuses(), so that nothing waits for the load.
+// Returns to lane t of the first warp of block 0 the status of node t, for check_statuses(). Called at the start of a
+// kernel, long before check_statuses(), so that nothing waits for the load.
 __device__ __forceinline__ u32 first_status(const NodeCall& call) {
     return blockIdx.x == 0 && threadIdx.x < 32 && threadIdx.x < call.nodes ? status_of(call, threadIdx.x) : 0;
 }

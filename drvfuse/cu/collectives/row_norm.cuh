@@ -118,7 +118,7 @@ private:
         return __fmul_rn(butterfly_sum<HEAD_LANES / 2>(sum), 1.0f / HEAD);
     }
 
-    // Does normalise() for rows that consist of heads. Shuffles sum over the lanes that hold a head. Called by whole
+    // Does normalise() for rows that consist of heads. The lanes that hold a head add by shuffles. Called by whole
     // warps.
     template <typename Store, typename StoreScale, typename StoreNormed, typename Meet>
     __device__ __forceinline__ void normalise_heads(float (&x)[PACKS][W], const Store& store,

@@ -37,7 +37,7 @@ public:
     __device__ __forceinline__ int index(int i) const { return i * int(CLUSTER * blockDim.x) + thread_; }
     // Whether this thread's pack i exists.
     __device__ __forceinline__ bool has(int i) const { return EXACT || index(i) < packs_; }
-    // The index in gamma and beta of the pack that belongs to pack i; the heads of a row share gamma and beta.
+    // The index, in gamma and beta, of the pack for this thread's pack i. The heads of a row share gamma and beta.
     __device__ __forceinline__ int in_vector(int i) const { return HEAD != 0 ? index(i) % HEAD_LANES : index(i); }
 
 protected:

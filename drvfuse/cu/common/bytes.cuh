@@ -49,7 +49,7 @@ struct Run {
     u32 skipped;  // how many bytes of the first slice lie before the run, 0 to 15
     u32 bytes;    // the number of bytes of the run, 1 to 512
 
-    // The index of this lane's slice in the run. For lanes before the first it is larger than all indices of slices.
+    // The index of this lane's slice in the run. For lanes before lane `first` it exceeds the index of every slice.
     __device__ __forceinline__ u32 index() const { return lane - first; }
     __device__ __forceinline__ char* slice() const { return start + index() * 16; }
     // The index of the slice in which the run ends. If the run ends at the end of a slice, this is the index of the
@@ -63,8 +63,9 @@ struct Run {
     __device__ __forceinline__ bool has_slice() const { return index() < last() && (index() != 0 || skipped == 0); }
     // Whether some bytes of the run are accessed one by one.
     __device__ __forceinline__ bool has_bytes() const { return skipped != 0 || bytes % 16 != 0; }
-    // The address of the single byte of this lane, and whether the lane accesses it.
+    // The address of the single byte of this lane.
     __device__ __forceinline__ char* byte() const { return start + (lane < 16 ? lane : last() * 16 + lane - 16); }
+    // Whether this lane accesses its single byte.
     __device__ __forceinline__ bool has_byte() const {
         if (lane >= 16) return last() != 0 && lane - 16 < (skipped + bytes) % 16;
         return lane >= skipped && lane < skipped + bytes && (skipped != 0 || last() == 0);

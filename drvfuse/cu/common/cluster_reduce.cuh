@@ -53,8 +53,8 @@ __device__ __forceinline__ RowStatistics reduce_row(ClusterScratch<Cluster>& scr
     const uint2(&groups)[MAX_GROUPS] = scratch.pairs[set];
     const u32 count = PACKS * Cluster * warps;
     if (count <= 32) {
-        // A butterfly over 32 lanes with at most one group each would do. To save its steps 16 and 8, each lane loads
-        // four groups and adds them in the order of these steps.
+        // A butterfly over 32 lanes with at most one group each would give the same sum. To save its steps 16 and 8,
+        // each lane loads four groups and adds them in the order of these steps.
         float sums[4];
         maximum = 0;
 #pragma unroll

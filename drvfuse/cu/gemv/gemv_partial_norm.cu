@@ -62,7 +62,7 @@
 #include "sync/pdl.cuh"
 
 constexpr int FIRST_WRITER = DIRECT ? 0 : FIRST_SUM_THREAD;  // the thread that writes the trace, except for the finish
-constexpr u32 COUNTER_HELD = 4;                              // a reason of a report: the finish counter was not 0
+constexpr u32 COUNTER_HELD = 4;                              // ScratchReport::reason: the finish counter was not 0
 
 // A warp's signal, sent once, that it has published its part of the block's first `polled_from` rows. The warps that
 // compute the norm poll only after every publishing warp of their block has sent its signal.
@@ -175,7 +175,7 @@ __device__ __forceinline__ void finish(const GemvParams& p, Pipeline& pipeline, 
     trace.start();
     if (leads) counter = atomicAdd(p.finish_counter, 1u);
     const u32 tag = next_epoch(epoch);
-    // after this wait the other words arrive soon; earlier polls would slow down this block's reads
+    // The words of other blocks arrive soon after this wait; earlier polls would slow down this block's loads.
     pipeline.published.wait(0);
     trace.lap(TraceRole::sync);
     const float factor = norm.factor(tag, trace);

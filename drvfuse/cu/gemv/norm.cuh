@@ -49,8 +49,8 @@ __device__ __forceinline__ void store_normed(const GemvParams& p, int m, int pac
 // A thread's part of the norm of one row of act. The normed columns form packs of four. Words of the last pack beyond
 // the last column are published as 0 (result.cuh), so that all packs are whole here.
 //
-// This code ends every launch, in warps that wait for the result of each instruction. So its time depends on the number
-// of instructions.
+// This code is the last part of every launch. Its warps wait for the result of each instruction, so its time depends on
+// the number of instructions.
 class Norm {
 public:
     // `stash` has room for M x padded floats if p.stashed. It first holds gamma, then the products of the sums with

@@ -17,7 +17,7 @@ constexpr int PACKS = DRVFUSE_PACKS;              // 16-byte packs of a row held
 constexpr int STEP = DRVFUSE_STEP;                // rows of a stage
 constexpr int NORM_WARPS = DRVFUSE_NORM_WARPS;    // warps that normalise the results of a row of act: a power of two
 constexpr int SUM_LANES = DRVFUSE_SUM_LANES;      // lanes that add the groups of a row: a power of two
-constexpr int ACCESS = DRVFUSE_ACCESS;            // bytes per access to the weight; all its rows are aligned to them
+constexpr int ACCESS = DRVFUSE_ACCESS;            // bytes per access to the weight, whose rows are aligned to ACCESS
 constexpr int STAGES = DRVFUSE_STAGES;            // stages in flight
 constexpr int SLOTS = DRVFUSE_SLOTS;              // slots for stages: in flight, being multiplied, or being added
 constexpr int SUM_WARPS = DRVFUSE_SUM_WARPS;      // warps that add group sums; warp s % SUM_WARPS adds those of stage s
@@ -70,7 +70,7 @@ struct GemvParams {
     int chunks;               // stages of a row
     int groups;               // groups of 32 packs of a row
     int early_trigger;        // 1: trigger dependent launches at entry, 0: after the last sums
-    int polled_from;          // rows that the last block publishes before it polls, since polls delay its reads
+    int polled_from;          // rows that the last block publishes before it polls; earlier polls would delay its loads
     int unused;               // padding to a multiple of 8 bytes
     const Act* act;           // [M, columns]
     i64 act_stride;           // elements from one row of act to the next

@@ -18,8 +18,9 @@
 // Invariant: a waiter is at most one phase from its mbarrier, so the parity is unambiguous. A waiter cannot be two
 // phases late: the next phase of full[slot] begins only after the sum warp has seen done[slot], at which all warps of
 // the team arrive after their wait for full[slot]; and the next phase of done[slot] begins only with the next stage in
-// the slot. A waiter cannot be early, so that its wait would return at once: SLOTS is also a multiple of TEAMS, so each
-// warp that waits for a stage of a slot, at either barrier, has waited for the stage before it in the slot.
+// the slot. A waiter cannot be one phase early, which would make its wait return at once: SLOTS is also a multiple of
+// TEAMS, so each warp that waits for a stage of a slot, at either barrier, has waited for the stage before it in the
+// slot.
 #pragma once
 #include "gemv/params.cuh"
 #include "sync/mbarrier.cuh"

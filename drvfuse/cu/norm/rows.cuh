@@ -26,10 +26,11 @@ public:
         }
     }
 
-    // The first row of this team, and the distance to its next row.
+    // The first row of this team.
     static __device__ __forceinline__ int first_row() {
         return LANES > 0 ? (blockIdx.x * THREADS + threadIdx.x) / IN_WARP : blockIdx.x / CLUSTER;
     }
+    // The distance from a row of this team to its next row.
     static __device__ __forceinline__ int step() {
         return LANES > 0 ? gridDim.x * (THREADS / IN_WARP) : gridDim.x / CLUSTER;
     }

@@ -15,7 +15,7 @@ __device__ __forceinline__ u32 block_in_cluster() {
     return rank;
 }
 
-// barrier.cluster.arrive.relaxed.aligned: only a fence before it releases anything
+// barrier.cluster.arrive.relaxed.aligned: does not release; a fence before it must do so
 __device__ __forceinline__ void cluster_arrive() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }

@@ -62,7 +62,7 @@ __device__ __forceinline__ void launch_grids() {
 #endif
 }
 
-// Makes no instruction. From here on the compiler treats `value` as unknown, so it neither keeps results of
+// Emits no instruction. From here on the compiler treats `value` as unknown, so it neither keeps results of
 // the old value nor computes results of the new value earlier.
 template <typename T>
 __device__ __forceinline__ void forget(T& value) {

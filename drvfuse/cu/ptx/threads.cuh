@@ -5,7 +5,7 @@
 
 namespace ptx {
 
-// bar.sync of `threads` threads, a multiple of 32, at barrier `number` of the block; __syncthreads() is number 0
+// bar.sync of `threads` threads, a multiple of 32, at barrier `number` of the block; __syncthreads() uses barrier 0
 __device__ __forceinline__ void bar_sync(u32 number, u32 threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }

@@ -66,7 +66,7 @@
 #include "sync/workspace.cuh"
 
 constexpr bool COMPARES = DRVFUSE_COMPARES;
-constexpr u32 WAIT_CALL = 3;  // the kind of a report whose thread waited for the word of a peer's call
+constexpr u32 WAIT_CALL = 3;  // the kind of a report by a thread that waited for the word of a peer's call
 constexpr u32 STARTED = u32(1) << 31;
 
 __device__ __forceinline__ u32 generation(u32 number) { return FAULT("calls-of-one-generation") ? 0 : number % 2; }

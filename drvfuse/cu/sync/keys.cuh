@@ -22,7 +22,8 @@
 #pragma once
 #include "sync/push.cuh"
 
-// Returns a valid key for the packs of those lanes of the warp whose pack `exists`. Called by all 32 lanes.
+// Returns a key that is valid for all packs of the warp. `word` is this lane's pack, if it `exists`. Called by all 32
+// lanes.
 __device__ __forceinline__ u32 key_of(const u32 (&word)[4], bool exists) {
     bool absent = false;
 #pragma unroll

@@ -143,7 +143,7 @@ public:
         ptx::fence_sys();
     }
 
-    // The distance of rank `of` from this rank. At this distance rank `of` receives words from this rank.
+    // The distance of rank `of` from this rank. In the slots of rank `of`, this rank's words lie at this distance.
     __device__ __forceinline__ int distance(int of) const {
         const int ahead = of - call_.rank;
         return ahead < 0 ? ahead + Ranks : ahead;

@@ -27,7 +27,7 @@ struct ScratchState {
 
 // The report of a launch that has failed. drvfuse/ops/call/scratch.py has the same layout. `magic` is written last.
 struct ScratchReport {
-    u32 reason;    // GAVE_UP, IN_USE, NOT_ZEROED, or a reason of the op
+    u32 reason;    // GAVE_UP, IN_USE, NOT_ZEROED, or a reason that only the op uses
     u32 block;     // the block that reports
     u32 peer;      // the block for whose word it waited
     u32 expected;  // the awaited epoch
