@@ -92,7 +92,7 @@ class Place:
 
 
 def find_place(rank: int | None = None, size: int | None = None, environment: Mapping[str, str] | None = None) -> Place:
-    """The place of this process. An argument replaces the variable of the launcher; either may be given alone.
+    """The place of this process. `rank` and `size` replace variables of the launcher; one of them may be given alone.
 
     Raises ArgumentError, naming the argument or variable, if rank or size is missing or no number, if the rank is not
     below the size, or if the variables about this host contradict one another.

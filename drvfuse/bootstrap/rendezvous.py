@@ -50,7 +50,7 @@ def meet(
     """Connect all ranks. Returns the place of this process, and the board of the job's next group.
 
     `rank` and `size` are the arguments of `find_place`; if `store` is a communicator, they come from it. `timeout` is
-    in seconds. Rank 0's process serves the board until every rank has closed its own.
+    in seconds. Rank 0's process serves the board until every rank has closed all of its boards.
 
     Raises ArgumentError before anything is opened. On all ranks that take part it raises GroupTimeout, which names the
     ranks that did not connect, GroupMismatch if two processes have the same rank, if sizes differ or if a secret is
@@ -234,6 +234,6 @@ def _reach(
             found = ", ".join(filter(None, (*(states[target] for target in (known.targets if known else ())), trouble)))
             hint = _HINT if known and not known.host and place.one_host is None and not known.tcp else ""
             waiting = {0: (found or "no address of it can be reached from here") + hint}
-            raise GroupTimeout(JOINING, [0], {**waiting, place.rank: f"{JOINING}, which rank 0 serves"}, timeout)
+            raise GroupTimeout(JOINING, [0], {**waiting, place.rank: f"{JOINING}, whose board rank 0 serves"}, timeout)
         time.sleep(min(pause, remaining))
         pause = min(2 * pause, 0.2)

@@ -196,8 +196,8 @@ def tuning_file() -> Path:
 
 
 def _tuning() -> str:
-    """A text that is equal on ranks with equal constants for the choice of algorithms: a hash of the file, or "built
-    in" without a file."""
+    """A text that is equal on ranks with equal constants for the choice of algorithms: a hash of `tuning_file()`, or
+    "built in" if there is no such file."""
     try:
         return hashlib.sha256(tuning_file().read_bytes()).hexdigest()[:16]
     except OSError:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches that rely on being alone: on no other group being open on their devices. While one is open, they take
-another form.
+"""Launches that rely on being alone: on no other group being open on their devices. While another group is open, they
+take another form.
 
 Two kinds of launches may fill a device. A launch of PDLLevel.OVERLAP_AT_BEGINNING lets the next kernel of its stream
 start while it waits for peers. That kernel occupies multiprocessors in its `griddepcontrol.wait`, and may in turn let a

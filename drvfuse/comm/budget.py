@@ -8,7 +8,7 @@ and every block of drvfuse fits on one multiprocessor. A push launch may have se
 its budget: as many blocks of its kernel as fit on one. The device may spread these blocks over more multiprocessors, so
 another group whose blocks need most of a multiprocessor may find none with enough room. Two groups still cannot starve
 each other: the smaller blocks fit next to the larger ones, whichever came first, so one of the two groups is placed on
-all its devices and ends. For three and more groups this is no proof; there a starved call ends by its time-out.
+all its devices and ends. This argument does not cover three or more groups: then a starved call ends by its time-out.
 
 Kernels that are launched with PDL after a call are not counted. If a call triggers at its end, no such kernel is
 resident while the call waits for a peer. Calls trigger earlier only while their group is alone on its devices

@@ -40,9 +40,9 @@ class CallState:
         self._held = False
 
     def admit(self, calls: ComparedCalls | None) -> bool:
-        """Whether the group must be reset before its next call, since an error was raised or a call was abandoned.
+        """Whether the group must be reset before its next call: True after an error of `check` or an abandoned call.
 
-        Otherwise raises the error of `check`, if there is one, or RankEnded if the process of a rank has ended.
+        If no reset is due, raises a new error of `check`, or RankEnded if the process of a rank has ended.
         """
         if self._stale or self._error is not None:
             return True
@@ -54,8 +54,8 @@ class CallState:
         return False
 
     def check(self, calls: ComparedCalls | None) -> None:
-        """Raise the error that a kernel has reported since the last reset, or that of an exchange between nodes that
-        took too long.
+        """Raise the error that a kernel has reported since the last reset, or the error of an exchange between nodes
+        that took too long.
 
         `calls` has the names of compared calls. Reads host memory only.
         """

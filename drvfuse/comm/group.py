@@ -370,7 +370,8 @@ class Group(Owned, Owner):
     def _before_replay(self, stream: Stream) -> None:
         self.admit([stream])
         self.alone.before_replay()
-        self.state.forget_partial()  # after a replay only the program can keep one order of calls on all ranks
+        # A replay's calls are not recorded as partial calls, so after it the ranks' orders of calls cannot be compared.
+        self.state.forget_partial()
 
     def symmetric(self, nbytes: int, multicast: bool = False) -> SymmetricBuffer:
         """Memory on each rank's device that every rank can read and write. The caller closes it.

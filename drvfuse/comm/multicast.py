@@ -61,8 +61,8 @@ class Team(Protocol):
         after success; `own` is that of this process."""
 
     def pass_on(self, exported: Sequence[int]) -> tuple[Mapping[int, int], int | None]:
-        """Exchange descriptors: returns those of the memory of ranks in other processes and, if rank 0 is in another
-        process, that of the object.
+        """Exchange descriptors between the processes. Returns one for the memory of each rank of another process, by
+        rank, and one for the object, which is None in the process of rank 0.
 
         All processes call it with the descriptors that they have exported. Each process closes the descriptors that it
         has exported, and those that it has received.
@@ -127,8 +127,8 @@ def _form(team: Team, nbytes: int) -> SymmetricBuffer:
 def vote(team: Team) -> Iterator[None]:
     """A `with` block that ends in a vote on whether the steps inside have succeeded on all ranks.
 
-    Raises the failure that the ranks agree on. Another error than MulticastError, such as KeyboardInterrupt, is raised
-    at once, without a vote.
+    Raises the failure that the ranks agree on. Any error but MulticastError, such as KeyboardInterrupt, is raised at
+    once, without a vote.
     """
     outcome = None
     try:

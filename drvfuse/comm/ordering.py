@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Order between the streams that a rank's work uses.
 
-A group's workspace serves one call at a time, so a call on another stream than the rank's last one waits for it by an
-event. An event cannot cross the border of a graph capture: there the streams must be joined already, or the call
-raises CaptureError.
+A group's workspace serves one call at a time. So the stream of a call waits, by an event, for the rank's last call if
+that call used another stream. An event cannot cross the border of a graph capture: in a capture the two streams must be
+joined already, or the call raises CaptureError.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class RankOrder:
 
     def _after_foreign(self, last: Stream, stream: Stream, rank: int) -> None:
         now = stream.capture_id()
-        if now is None:  # drvfuse cannot ask whether the foreign capture that holds the last call is still open
+        if now is None:  # never refused, as drvfuse cannot ask whether the last call's capture is still open
             if self._event is not None:
                 stream.wait(self._event)
-        elif not same(last, stream):  # in a capture only the handles can be compared
+        elif not same(last, stream):  # no event can be waited for in a capture, so the handles decide
             if now != self._capture:
                 raise _refused(rank, None)
             stream.follow(last)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The team of a multicast set-up whose ranks are in processes of their own: they vote on a board."""
+"""The `Team` for multicast memory of ranks in different processes. It sends votes and descriptors over a board."""
 
 from __future__ import annotations
 

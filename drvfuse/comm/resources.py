@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a group owns: how it is opened by all ranks together, and how it is freed."""
+"""The resources of a group: how all ranks acquire them together, and how they are freed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Resources:
 
 
 def dispose(driver: Driver, owned: Resources) -> None:
-    """Wait for the queued work of a group, whose waits are bounded, and free everything that the group owns.
+    """Wait for the queued work of a group (its waits are bounded), and free everything that the group owns.
 
     Raises CaptureError, having freed nothing, while a rank's stream is being captured.
     """

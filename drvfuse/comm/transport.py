@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ranks of a group reach each other's memory, and how they agree.
+"""How the ranks of a group reach each other's memory, and how they take steps together.
 
 A `Transport` knows all ranks of the group and which of them this process drives. Kernels get tables of addresses, by
 rank, so only the transport knows how the memory was mapped. `LocalTransport` is that of a group whose ranks are all in
@@ -76,8 +76,8 @@ class HostMemory(Protocol):
 
 
 class Transport(Protocol):
-    """How the ranks of a group reach each other's memory, and how they agree. `members[i]` is rank i; `indices` are the
-    ranks of this process, and `devices` their devices.
+    """How the ranks of a group reach each other's memory, and how they take steps together. `members[i]` is rank i;
+    `indices` are the ranks of this process, and `devices` their devices.
 
     `shared` says whether every rank can read and write every other rank's memory; `missing` are the pairs of devices
     (from, to) that cannot. `ended` are the ranks whose processes are known to have ended, and how they ended; it is

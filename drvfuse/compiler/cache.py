@@ -60,8 +60,9 @@ def entry_path(label: str, key: str) -> Path | None:
 
 
 def source_name(label: str, others: tuple[str, ...]) -> str:
-    """The name of the source's file in its entry, which differs from the names `others` of the other files. Line
-    information shows this name."""
+    """The name of the source's file in its cache entry. It differs from `others`, the names of the entry's other files.
+    Line information shows this name.
+    """
     name = _readable(label)
     return "source.cu" if name in (*others, _META, "", ".", "..") else name
 
@@ -183,7 +184,7 @@ def _publish(building: Path, entry: Path) -> None:
 def _remove(entry: Path) -> None:
     """Remove an entry. It is renamed first, so that no reader finds a part of it."""
     gone = _temporary(entry.parent)
-    with contextlib.suppress(FileNotFoundError):  # another process has deleted the file first
+    with contextlib.suppress(FileNotFoundError):  # another process has deleted the entry first
         os.rename(entry, gone)
         shutil.rmtree(gone, ignore_errors=True)
 

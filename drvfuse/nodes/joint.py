@@ -36,8 +36,8 @@ class NodesWanted:
         return repr(self.exchange) if named else f"an object of {type(self.exchange).__name__}"
 
     def of_part(self, domain: str) -> NodesWanted:
-        """The arguments of a group that is split off from the group with these arguments. Only ranks of the new group
-        with equal `domain` may form a node.
+        """The arguments for a new group that is split off; `self` has those of the old group. Only ranks of the new
+        group with equal `domain` may form a node.
         """
         exchange = self.exchange if self.exchange is None or isinstance(self.exchange, str) else _Used(self.engine)
         return NodesWanted("auto", self.node_order, exchange, domain)

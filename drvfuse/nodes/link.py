@@ -93,8 +93,8 @@ class NodeLink:
         graph.before_launch(self._admit)
 
     def _admitting(self) -> Callable[[Stream], None]:
-        """Return a new function for `Graph.before_launch`, which raises CaptureError after the next `reset`. Graphs
-        that are captured until that reset share the function, so that each graph adds it only once.
+        """Return a new check for `Graph.before_launch`. The check raises CaptureError once `reset` has run again.
+        Graphs that are captured before that reset share the check, so that each graph adds it only once.
         """
 
         def admit(stream: Stream) -> None:
@@ -148,7 +148,7 @@ class _Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and wait for it."""
+        """End the thread of the watchdog, and wait until it has ended."""
         self._ended.set()
         self._thread.join()
 

@@ -137,8 +137,8 @@ class Nccl:
 
     @contextmanager
     def _grouped(self) -> Iterator[None]:
-        """A `with` block whose NCCL calls are one NCCL group, so that a call for one local rank does not wait for that
-        of another.
+        """A `with` block whose NCCL calls are one NCCL group, so that a call for one local rank does not wait for the
+        call for another local rank.
         """
         self._nccl.group_start()
         try:
@@ -177,8 +177,8 @@ class Nccl:
                 raise ExchangeError(member.rank, self.name, problem)
 
     def abort(self) -> None:
-        """Abort the communicators. A thread that keeps the lock for long waits inside NCCL for work that only an abort
-        ends, so after a moment the abort proceeds without the lock.
+        """Abort the communicators. If another thread holds the lock for longer than a moment, it waits inside NCCL for
+        work that only an abort ends. So the abort then proceeds without the lock.
         """
         held = self._lock.acquire(timeout=_ABORT_PATIENCE)
         try:

@@ -234,8 +234,8 @@ class Array:
 
 
 def mark_used(arrays: Iterable[Array], stream: Stream, event: Event | None) -> None:
-    """Call `used_on(stream)` of all `arrays`. For a foreign stream call `used_before(event)` in place of it; in a
-    capture there is no event, and nothing is called."""
+    """Call `used_on(stream)` of all `arrays`, or `used_before(event)` for a foreign stream. While a foreign stream is
+    being captured, `event` is None, and nothing is called."""
     for array in arrays:
         if array._block is not None and array._block.home is stream:
             continue

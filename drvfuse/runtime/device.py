@@ -185,7 +185,7 @@ class Device(Owner):
         return allocate(self, shape, dtype, stream)
 
     def zeros(self, shape: ShapeLike, dtype: DTypeLike, *, stream: StreamLike | None = None) -> Array:
-        """An array of zeros: `empty`, cleared in the order of `stream` (default: the device's own)."""
+        """An array of zeros, made by `empty` and cleared in the order of `stream` (default: the device's own)."""
         array = self.empty(shape, dtype, stream=stream)
         array.stream.fill(array.ptr, 0, array.nbytes)
         return array

@@ -124,7 +124,7 @@ def export(
 ) -> Any:
     """`Array.__dlpack__`: a capsule whose memory is ready for work queued on the consumer's `stream`.
 
-    `stream` is a handle, 1 or None for the legacy default stream, 2 for the per-thread one, -1 for no ordering. The
+    `stream` is a handle; 1 and None mean the legacy default stream, 2 the per-thread one, and -1 no ordering. The
     consumer must order its work on the memory before later work of the array's stream, and then may drop its tensor:
     the free is not ordered after the consumer's stream, which may be destroyed by then.
     """

@@ -139,8 +139,8 @@ class Driver(Owner):
 
     @functools.cached_property
     def launch(self) -> Callable[..., Any]:
-        """cuLaunchKernelEx with an additional first argument: a `calls.LaunchNote`, which the record of calls and
-        errors show in place of the arguments."""
+        """cuLaunchKernelEx with an additional first argument, a `calls.LaunchNote`. Errors and the record of calls show
+        this note in place of the arguments."""
         name, append, sink = "cuLaunchKernelEx", self._recorder(""), self._sink
         function = self.raw(name)
 

@@ -121,7 +121,8 @@ def _report(driver: Driver, number: int) -> Any:
 
 
 def _before(name: str, code: Any) -> list[str]:
-    """The calls before a failed call, as text. The record ends with the failed call, if that is recorded at all."""
+    """The recorded calls before a failed call, as text. The failed call itself is left out, whether it is recorded or
+    not."""
     recent = list(calls.ring)[-9:]
     if recent and recent[-1][0] == name and recent[-1][2] == code:
         recent.pop()

@@ -139,7 +139,7 @@ class Multicast(Owned):
 
     @staticmethod
     def granularity(devices: Sequence[Device], *, recommended: bool = False, count: int | None = None) -> int:
-        """The number of bytes of which sizes, offsets and addresses must be multiples. Creates nothing.
+        """The granularity in bytes: sizes, offsets and addresses must be multiples of it. Creates nothing.
 
         `recommended` selects the fastest granularity, which can be hundreds of MiB; the minimum is 2 MiB. Raises the
         errors of the constructor.
@@ -317,7 +317,7 @@ def _granularity(devices: tuple[Device, ...], count: int, recommended: bool) -> 
 
 
 def _properties(devices: Sequence[Device], nbytes: int, count: int | None = None) -> Any:
-    """CUmulticastObjectProp. Its handle types are those of memory of all `devices`, as binding requires.
+    """CUmulticastObjectProp. Its handle types are equal to those of memory on `devices`, as a bind requires.
 
     `count` is the number of devices in all processes, if `devices` are not all."""
     driver = devices[0].driver

@@ -54,7 +54,7 @@ class Block:
             return
         key = (stream.device.index, stream.handle)
         if stream.foreign:
-            if stream.capture_id() is None:  # otherwise the graph keeps the array alive
+            if stream.capture_id() is None:  # no event is needed in a capture, as the graph keeps the array alive
                 self.used_before(stream.mark())
             return
         known = self.users.get(key)

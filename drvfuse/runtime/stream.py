@@ -278,7 +278,9 @@ class Stream(Owned):
         super().close()
 
     def last_event(self) -> Event | None:
-        """An event after all work of this closed stream; None if it was closed while captured or with its device."""
+        """An event after all work of this stream. None for a stream that was closed while it was being captured,
+        after a fault, or together with its device.
+        """
         return self._last if self.closed else self.record()
 
 

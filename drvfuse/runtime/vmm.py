@@ -88,7 +88,7 @@ def allocation_properties(device: Device) -> Any:
 
 
 def granularity(device: Device) -> int:
-    """The number of bytes of which sizes and offsets of the device's mappings must be multiples."""
+    """The granularity of the device's mappings in bytes: their sizes and offsets must be multiples of it."""
     flags = device.driver.types.CUmemAllocationGranularity_flags
     return int(
         device.driver.cuMemGetAllocationGranularity(
@@ -294,7 +294,7 @@ class SymmetricBuffer(Owned):
 
     @property
     def multicast_ptr(self) -> int | None:
-        """The address of all parts at once, or None."""
+        """The multicast address of the parts; None if the buffer has no multicast."""
         self._check_open()
         return self._multicast_ptr
 

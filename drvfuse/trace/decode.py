@@ -29,7 +29,7 @@ BLOCK = "block"
 _NAMES = np.array([*layout.ROLES, BLOCK])
 _WAIT, _BARRIER, _FINISH = (layout.ROLES.index(role) for role in ("wait", "barrier", "finish"))
 _CLOCK = np.uint64((1 << layout.CLOCK_BITS) - 1)
-_LONG = 1000  # a block of more timer ticks gives the rate of its SM's clock better than a calibration does
+_LONG = 1000  # timer ticks; a longer block gives the rate of its SM's clock better than a calibration does
 
 
 def records(sections: Sequence[Section], words: Mapping[int, Array], clocks: Mapping[int, Clock]) -> Array:
@@ -72,7 +72,7 @@ def _section(section: Section, table: Array, clock: Clock, origin: int) -> Array
     end = np.hstack([end, length[:, None]])
     lapped = np.hstack([lapped, ran[:, None]])
 
-    # The waits of round r belong to the barrier with index r among the block's phases.
+    # The waits of round r belong to the block's barrier number r, counted from 0.
     barrier = role == _BARRIER
     number = np.cumsum(barrier, axis=1) - 1
     began = np.full((section.blocks, section.rounds), -1, np.int64)
@@ -112,7 +112,7 @@ def _cycles(words: Array, entry: Array) -> Array:
 
 
 def _placed(table: Array, length: Array, clock: Clock) -> tuple[Array, Array]:
-    """For each block, the time from the value of the global timer at its entry to the entry itself, in ns, and the
+    """For each block, how many ns its entry was later than the value that the global timer had at the entry, and the
     number of cycles per ns.
 
     The timer advances in ticks, so its value may be up to one tick old. The value at the block's exit, `length` cycles
@@ -122,6 +122,6 @@ def _placed(table: Array, length: Array, clock: Clock) -> tuple[Array, Array]:
     took = _cycles(table[:, 2], table[:, 0])
     long = took > _LONG * tick if tick else np.zeros(len(took), bool)
     rate = np.where(long, length / np.maximum(took, 1), clock.cycles_per_ns)
-    back = np.where(long, 0.0, took - length / clock.cycles_per_ns)  # the earliest entry by the timer at the exit
+    back = np.where(long, 0.0, took - length / clock.cycles_per_ns)  # lower bound of the result, by the exit's value
     low, high = np.maximum(back, 0.0), np.minimum(back, 0.0) + tick
     return np.where(low <= high, (low + high) / 2, tick / 2), rate

@@ -18,7 +18,7 @@ from .decode import BLOCK
 if TYPE_CHECKING:
     from .clocks import Clock
 
-MOST_BLOCKS = 16  # blocks shown for each rank; of more blocks an even selection is shown
+MOST_BLOCKS = 16  # the most blocks shown for a rank; if it has more, evenly spaced blocks are chosen
 _IDLE = {"producer": "#b0b0b0", "sync": "#909090", "barrier": "#dcdcdc", "receive": "#c8c8c8"}
 _DRAWN = tuple(role for role in layout.ROLES if role != "wait")
 
