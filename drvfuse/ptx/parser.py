@@ -183,7 +183,7 @@ class _Parser:
         self.pos = pos
 
     def skim(self, fn: Function) -> None:
-        """Skip a body. Only the instructions of `_SKIMMED` are kept, with the names in them."""
+        """Skip a body. Only the instructions of `_SKIMMED` are kept, with the names in their text as operands."""
         text, match, pos, depth = self.text, _BODY.match, self.pos, 1
         fn.body = []
         while depth:
@@ -289,8 +289,8 @@ def parse(ptx: str, *, bodies: bool = True) -> Module:
     """Parse one PTX module. Raises `PtxError`.
 
     Without `bodies` parsing takes a tenth of the time. The result then has no variables and no registers, and only the
-    instructions call and griddepcontrol, whose operands are the names in them. Without bodies any PTX can be parsed,
-    also with instructions that are not emulated.
+    instructions call and griddepcontrol, with the names in their text as operands. Without bodies any PTX can be
+    parsed, also with instructions that are not emulated.
     """
     parser = _Parser(Source(ptx), bodies)
     try:

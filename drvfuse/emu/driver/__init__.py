@@ -103,7 +103,7 @@ def _of_default_machine(name: str) -> Any:
 
 
 def _named(call: Any, name: str) -> Any:
-    """Give a function the name, the signature and, unless it has one of its own, the docstring of the bindings."""
+    """Give a function the name and the signature of the bindings and, if it has no docstring, their docstring."""
     call.__wrapped__ = original = FUNCTIONS.get(name)
     call.__name__ = call.__qualname__ = name
     call.__doc__ = (ENTRIES[name].function.__doc__ or original.__doc__) if name in ENTRIES else refusal(name)

@@ -66,7 +66,7 @@ def cuCtxCreate_v3(proc: Process, paramsArray: Any, numParams: int, flags: int, 
 @entry(1, bindings=12)
 @entry(1, bindings=13, name="cuCtxCreate")
 def cuCtxCreate_v4(proc: Process, ctxCreateParams: Any, flags: int, dev: Any) -> Any:
-    # an execution affinity needs MPS, and the other parameters need a graphics context
+    # all parameters are refused: execution affinity needs MPS, and the others need a graphics context
     check(ctxCreateParams is None or not any(_PARAMS.bytes_of(ctxCreateParams)), R.CUDA_ERROR_NOT_SUPPORTED)
     return cuCtxCreate(proc, flags, dev)
 

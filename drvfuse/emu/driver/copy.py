@@ -24,9 +24,9 @@ _END = 1 << 56  # the end of a program's address space
 
 def check_range(proc: Process, verb: str, address: int, nbytes: int, device: bool, context: Context) -> None:
     """Check the source or the destination of a copy that is made in `context`. Memory of the machine must be live, and
-    the device of the context must have access to it; host memory must be mapped. An address of at least `FOREIGN` means
-    host memory of a client: its address in the client plus `FOREIGN`. That address must lie below `_END`: a larger
-    address names memory that was registered, but is not registered any more.
+    the device of the context must have access to it; host memory must be mapped. An address of at least `FOREIGN` is
+    `FOREIGN` plus an address of host memory in a client. The address in the client must lie below `_END`: it is larger
+    only if the memory was registered, and is not registered any more.
 
     The device of the stream does not matter: a copy on another device's stream needs access from the current context.
     """
@@ -44,8 +44,8 @@ def pageable(proc: Process, address: int) -> bool:
 
 
 def _capturable(proc: Process, stream: Stream, *addresses: int) -> None:
-    """Raise Failure, and invalidate the capture, if a captured copy of rows uses host memory of a client. Its contents
-    are available during the call only.
+    """Raise Failure, and invalidate the capture, if a captured copy of rows uses host memory of a client. The
+    contents of that memory are available during the call only.
     """
     if stream.capture is not None and proc.foreign and any(pageable(proc, address) for address in addresses):
         stream.refuse_captured(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)

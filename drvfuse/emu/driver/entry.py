@@ -168,8 +168,8 @@ def inject(process: Process, e: Entry, values: Sequence[Any]) -> None:
 
 
 def _devices(process: Process, arguments: dict[str, Any]) -> set[int]:
-    """The devices that a call concerns: those that its arguments name or whose memory they name, else the current
-    one.
+    """The devices that a call concerns: the devices, and the devices of the memory, that its arguments name. If they
+    name none, the current device.
     """
     found: set[int] = set()
     for name, value in arguments.items():
@@ -204,7 +204,7 @@ def unsupported(message: str) -> Failure:
 
 
 def present(value: Value | None, code: Any = R.CUDA_ERROR_INVALID_VALUE) -> Value:
-    """The value. Raise Failure(code) if it is None."""
+    """Return the value. Raise Failure(code) if it is None."""
     check(value is not None, code)
     return cast(Value, value)
 

@@ -103,7 +103,7 @@ def describe_copy(proc: Process, node: Node, p: Any) -> None:
 
 
 def _row(proc: Process, address: int) -> Mapping[str, Any]:
-    """The memory type and the address, as fields of a CUDA_MEMCPY3D without "src" or "dst" in their names."""
+    """The fields of a CUDA_MEMCPY3D for an address, by their names without "src" or "dst"."""
     found = proc.memory.find(address)
     if found is None or found.device is None:
         return {"MemoryType": _KINDS.CU_MEMORYTYPE_HOST, "Host": address}
@@ -178,7 +178,7 @@ def batch(proc: Process, p: Any) -> ValueOps:
 
 
 def given_batch(p: Any) -> tuple[bytes, ...]:
-    """The CUstreamBatchMemOpParams of a structure, as bytes."""
+    """Each CUstreamBatchMemOpParams of a CUDA_BATCH_MEM_OP_NODE_PARAMS, as bytes."""
     return tuple(_OPERATION.bytes_of(item) for item in _operations(p))
 
 

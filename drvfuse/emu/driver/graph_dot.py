@@ -34,8 +34,9 @@ _FLAGS = (1 << 16) - 1
 
 @entry()
 def cuGraphDebugDotPrint(proc: Process, hGraph: Any, path: Any, flags: int) -> None:
-    """Writes nodes with their kinds, ids, names of kernels and directions of copies, and edges. The flags add
-    parameters, attributes and handles. The result is CUDA_ERROR_OPERATING_SYSTEM if the file cannot be written.
+    """Writes the edges and the nodes of a graph: the number and the kind of each node, and the name of its kernel or
+    the direction of its copy. The flags add parameters, attributes and handles. The result is
+    CUDA_ERROR_OPERATING_SYSTEM if the file cannot be written.
     """
     graph = graph_of(proc, hGraph)
     check(path and not flags & ~_FLAGS)

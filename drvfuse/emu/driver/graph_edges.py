@@ -84,7 +84,7 @@ def cuGraphNodeGetDependentNodes(proc: Process, hNode: Any, numDependentNodes: i
 
 
 def edges_of(data: Sequence[Any] | None, count: int) -> list[Edge]:
-    """The edges that CUgraphEdgeData describe. Without data, all edges are plain."""
+    """The edges that CUgraphEdgeData describe. Without data, each edge waits for the end of its first node."""
     if not data:
         return [COMPLETE] * count
     return [Edge(int(item.from_port), int(item.to_port), int(item.type)) for item in data[:count]]

@@ -23,7 +23,7 @@ _CLONE, _MOVE = 0, 1  # CUgraphChildGraphNodeOwnership
 
 
 def place(proc: Process, graph: Any, nodes: Any, count: int, data: Any = None) -> tuple[Graph, Mapping[Node, Edge]]:
-    """The graph and the dependencies of a new node, from checked arguments."""
+    """Check the arguments of a call that adds a node. Returns the graph, and the nodes for which the new node waits."""
     found = graph_of(proc, graph)
     return found, dependencies_of(proc, found, nodes, data, count)
 
@@ -231,7 +231,7 @@ def event_handle(node: Node) -> Any:
 
 @entry(1)
 def cuGraphAddEventRecordNode(proc: Process, hGraph: Any, dependencies: Any, numDependencies: int, event: Any) -> Any:
-    """Adds a node that records an event. To later calls, the event is recorded as soon as the graph is launched."""
+    """Adds a node that records an event. Later calls see the event as recorded once the graph is launched."""
     where = place(proc, hGraph, dependencies, numDependencies)
     return handle(insert(proc, where, commands.record(proc, event)))
 

@@ -30,12 +30,12 @@ def handle_of(proc: Process, item: object, kind: Any) -> Any:
 
 
 def item_of(proc: Process, handle: Any, kind: type[Any]) -> Any:
-    """The object of a handle in a structure. None if the object is gone or never existed."""
+    """The object whose handle is in a structure of the bindings. None if the object is gone or never existed."""
     return proc.machine.shared.find(ctypes.string_at(int(handle.getPtr()), HANDLE_BYTES), kind)
 
 
 def own(what: str) -> Failure:
-    """The failure of a process that opens its own memory or event, with the CUresult of the driver."""
+    """The failure of a call that opens memory or an event of its own process, with the CUresult of the driver."""
     message = f"the handle is of {what} of the process that opens it: only other processes can"
     return Failure(R.CUDA_ERROR_INVALID_CONTEXT, Report("context", message))
 

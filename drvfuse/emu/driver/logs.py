@@ -23,7 +23,7 @@ def _lines(proc: Process, iterator: int) -> list[bytes]:
 
 
 def _advanced(proc: Process, iterator: int) -> Any:
-    """Return the iterator, moved past the last line: the caller's object, or a new one for a number."""
+    """Move an iterator past the last line. Returns the CUlogIterator, which is new if the caller passed a number."""
     end = len(proc.machine.reports)
     if type(iterator) is not Address:
         return T.CUlogIterator(end)

@@ -42,8 +42,8 @@ def cuMemAllocManaged(proc: Process, bytesize: int, flags: int) -> Any:
 
 
 def managed_range(proc: Process, start: int, count: int) -> list[tuple[Advice, int, int]]:
-    """For each allocation that a range overlaps: its advice, and the first and the last byte of the overlap. Raises
-    Failure unless all of the range is managed memory.
+    """For each allocation that a range overlaps: its advice, and the offsets in the allocation at which the overlap
+    begins and ends. Raises Failure unless all of the range is managed memory.
     """
     check(count > 0)
     found = proc.memory.within(start, count)
@@ -160,7 +160,7 @@ def _ordinal(place: Place) -> int:
 
 
 def _accessed_by(parts: list[tuple[Advice, int, int]], room: int) -> list[int]:
-    """The `room` entries of an ACCESSED_BY query: devices in their order, then the host, then CU_DEVICE_INVALID."""
+    """The result of an ACCESSED_BY query, with `room` entries: devices by index, the host, then CU_DEVICE_INVALID."""
     places = sorted({place for kept, _, _ in parts for place in kept.accessed_by})
     nowhere: Piecewise[bool] = Piecewise(False)
     devices = [

@@ -29,8 +29,9 @@ def cuMemPoolExportToShareableHandle(proc: Process, pool: Any, handleType: Any, 
 
 @entry(1)
 def cuMemPoolImportFromShareableHandle(proc: Process, handle: Any, handleType: Any, flags: int) -> Any:
-    """Makes a pool by which this process can open memory of a pool that another process has exported. It cannot be used
-    for allocations. The caller still owns the descriptor. At first only the device of the memory has access.
+    """Makes a pool by which this process can open memory of a pool that another process has exported. The new
+    pool cannot be used for allocations. The caller still owns the descriptor. At first only the device of the memory
+    has access.
     """
     check(flags == 0)
     check(handleType == DESCRIPTOR, R.CUDA_ERROR_NOT_SUPPORTED)

@@ -44,7 +44,7 @@ def cuStreamGetAttribute(proc: Process, hStream: Any, attr: Any) -> Any:
 
 @entry()
 def cuStreamSetAttribute(proc: Process, hStream: Any, attr: Any, value: Any) -> None:
-    """Sets an attribute. The priority takes effect for later work, within the range that contexts have."""
+    """Sets an attribute. The priority is clamped to the range of priorities, and takes effect for later work."""
     stream, name = proc.stream(hStream), _known(attr)
     content = ctypes.string_at(int(present(value).getPtr()), _NBYTES)
     if name == "SYNCHRONIZATION_POLICY":

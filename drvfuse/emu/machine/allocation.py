@@ -20,8 +20,8 @@ class Allocation:
     """A live range of addresses. `device` is None for host memory, managed memory and multicast addresses.
 
     Exactly one of context, pool, handle and graph is set, and decides who may access it (`machine/memory.py`). `handle`
-    is the handle that cuMemMap was given. An allocation of a graph has memory only from the run of its allocation node
-    to its free, by a call or a free node.
+    is the handle that cuMemMap was given. An allocation of a graph has memory only after its allocation node has
+    run, until a call or a free node has freed it.
     """
 
     base: int
@@ -39,9 +39,9 @@ class Allocation:
     of_module: bool = False  # whether the range holds the variables of a module
     managed: Advice | None = None  # for managed memory: the program's advice on its use
     synchronous: bool = False  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
-    freed: bool = False  # whether cuMemFreeAsync is queued for it
-    export: Export | None = None  # the handle by which other processes can open it
-    origin: Export | None = None  # the export from which this process has opened it, `opens` times; None for own memory
+    freed: bool = False  # whether cuMemFreeAsync is queued for the allocation
+    export: Export | None = None  # the handle by which other processes can open the allocation
+    origin: Export | None = None  # the export of another process that this one has opened `opens` times
     opens: int = 0
     access: dict[int, int] = field(default_factory=dict)  # for mapped memory: device -> CUmemAccess_flags
     number: int = field(default_factory=itertools.count(1).__next__)

@@ -49,7 +49,7 @@ class Backlog:
         heapq.heappush(self._ready, op)
 
     def ended(self, op: Op) -> None:
-        """Add the operations that waited for `op` alone, or for it as their primary. Called when `op` has ended."""
+        """Add the operations that waited only for `op`, or whose primary is `op`. Called when `op` has ended."""
         self._ended += 1
         for secondary in op.secondaries:
             secondary.primary = None
@@ -76,7 +76,7 @@ class Backlog:
         return bool(self._ready)
 
     def wake_held(self) -> None:
-        """Let each held operation start for which enough other operations have ended."""
+        """Let each held operation start after the end of as many other operations as were drawn for it."""
         while self._held and self._held[0][0] <= self._ended:
             self.let_go()
 

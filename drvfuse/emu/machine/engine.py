@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .work import Op
 
 EngineModule = loader.NativeModule
-_IDENTITIES = 1 << 16  # operations that are remembered for reports
-_RESUMES = 20_000  # resumes of threads after which a `run` ends, once `count_resumes()` was called
+_IDENTITIES = 1 << 16  # the number of operations whose names are kept for reports
+_RESUMES = 20_000  # the number of resumes of threads after which a `run` ends, once `count_resumes()` was called
 
 
 class Engine:
@@ -109,7 +109,7 @@ class Engine:
         return int(self._state.loop_limit) if self._state.undecided else 0
 
     def notices(self) -> list[Report]:
-        """The notices since the last call, which are findings that stop no launch. The same site may appear again."""
+        """The findings since the last call that stop no launch. The same site may appear again."""
         state = self._state
         taken = [(n, self.identities.get(n.op)) for n in state.notice[: state.notices]]
         state.notices = 0
@@ -134,8 +134,8 @@ class Engine:
             del self.identities[next(iter(self.identities))]
 
     def give_up(self, launch: structs.Launch) -> int:
-        """Drop the references of a launch to vector clocks, and return a reference to the clock of all that its threads
-        know. Called when the launch has ended or is stopped.
+        """Drop the references of a launch to vector clocks, and return a reference to one clock: the join of the
+        clocks of its threads. Called when the launch has ended or is stopped.
         """
         assert self.detector is not None
         known = int(self._settle(ctypes.addressof(launch)))
@@ -164,8 +164,8 @@ class Engine:
 
     def advance_clock(self) -> bool:
         """Advance virtual time, by growing steps, and let all threads poll again. Returns False if that made no
-        progress and no thread reads a clock: then they wait for ever. Called when the launches of the last `run` are
-        idle.
+        progress and no thread reads a clock: then the threads wait for ever. Called when the launches of the last `run`
+        are idle.
         """
         live = [launch for launch in self._last if launch.running]
         return bool(live) and bool(self._native(self._advance, live))
@@ -190,7 +190,7 @@ class Engine:
         """
         array = (ctypes.c_void_p * len(launches))(*(launch.address for launch in launches))
         state, found, again = ctypes.addressof(self._state), int(RunEnd.MORE), False
-        while found == RunEnd.MORE:  # between two calls all kernel threads are suspended, so an interrupt may end this
+        while found == RunEnd.MORE:  # kernel threads are suspended between calls, so an interrupt may end the loop
             with interrupts.native():
                 found = function(state, array, len(launches), *arguments, again)
             again, arguments = True, arguments if then is None else then

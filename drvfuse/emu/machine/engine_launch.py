@@ -254,8 +254,8 @@ class EngineLaunch:
 
 @functools.cache
 def _owner_classes(device: int) -> Any:
-    """For each owner of memory (as in an access word), the MemoryOf under which a launch on this device counts accesses
-    to that memory.
+    """An array with an `abi.MemoryOf` for each owner of memory, by the owner's number in access words. A launch on this
+    device counts accesses to the owner's memory under it.
     """
     classes = (ctypes.c_uint8 * 256)(*[MemoryOf.PEER] * 8)
     classes[device] = MemoryOf.DEVICE

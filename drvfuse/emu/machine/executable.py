@@ -178,7 +178,7 @@ class _Launch:
         self._progress = executable.process.machine.progress
 
     def run(self, plan: Plan, before: list[Op]) -> list[Op]:
-        """Queue the steps of a plan after the operations `before`, and return the operations that end it."""
+        """Queue the steps of a plan after the operations `before`, and return the last operations of the plan."""
         ends: dict[Step, list[Op]] = {}
         for step in plan.steps.values():
             waits = [op for other in step.after for op in ends[other]] or before

@@ -49,7 +49,7 @@ def _used(machine: Machine, device: Device | None) -> Iterator[tuple[int, str]]:
 
 
 def _origin(a: Allocation) -> str:
-    """What allocated the memory."""
+    """What allocated the memory, in words for the report."""
     if a.managed:
         return "managed memory"
     if a.of_module:

@@ -25,7 +25,7 @@ class Failure(Exception):
 @dataclass
 class Injected:
     """An error that a test injects: `after` more calls of a driver function run as usual, then `left` calls fail with
-    `code`. With `device`, only calls that concern the device count.
+    `code`. With `device`, calls that do not concern this device are ignored.
     """
 
     function: str
@@ -51,7 +51,7 @@ class Injected:
         return cls(function, R(code), device, after, times)
 
     def hits(self, devices: set[int]) -> bool:
-        """Count a call of the function that concerns these devices. True if the call is to fail."""
+        """Count a call that concerns these devices. Returns whether the call is to fail."""
         if self.left == 0 or (self.device is not None and self.device not in devices):
             return False
         if self.after:

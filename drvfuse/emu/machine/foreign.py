@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host memory of a process that is not in the machine's own operating-system process.
+"""Host memory of a client: a process of the operating system other than the one that has the machine.
 
 A driver call carries the contents of the host memory that it uses. But a graph copies host memory when it runs, and
-only then are the contents requested from the process. Commands of graphs name such memory by its address in that
-process plus `FOREIGN`. Neither process has memory at the resulting address.
+only then are the contents requested from the client. Commands of graphs name such memory by its address in the
+client plus `FOREIGN`. Neither process has memory at the resulting address.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Foreign(Protocol):
 
 
 def copy(window: Window, foreign: Foreign | None, destination: int, source: int, nbytes: int) -> None:
-    """memmove between memory of the machine, of this process and of a foreign process."""
+    """memmove between memory of the machine, of this process and of another process (`foreign`)."""
     if foreign is None or max(destination, source) < FOREIGN:
         window.copy(destination, source, nbytes)
     elif destination < FOREIGN:

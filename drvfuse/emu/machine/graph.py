@@ -4,8 +4,8 @@
 A graph keeps its nodes in the order in which they were added, and stores each edge at both of its nodes. An edge makes
 one node wait for another. Only edges order nodes, and an edge may lead to a node that was added earlier. Edges can be
 added and removed at any time, so a cycle is no error while a graph is built; instantiation finds it (`order`), as the
-driver's documentation says. `order` puts two nodes that no edges order in the order of their addition. So a
-graph that was captured, or built from its roots on, runs in the order of addition.
+driver's documentation says. Of the nodes whose dependencies are placed, `order` takes the one that was added first. So
+a graph that was captured, or built from its roots on, runs in the order of addition.
 
 A graph itself never runs. `executable.GraphExec` copies its commands and edges, and later changes of the graph do not
 affect the copy.
@@ -47,7 +47,7 @@ _KINDS = {
 
 
 class Edge(NamedTuple):
-    """The contents of a CUgraphEdgeData, which says for which part of its first node the second node waits."""
+    """The contents of a CUgraphEdgeData, which says for which part of the first node the second node waits."""
 
     from_port: int = 0
     to_port: int = 0

@@ -5,12 +5,12 @@ Address, use and device memory have different lifetimes:
 
 - The address is assigned when the allocation node is created. It is kept while the graph or an executable of it exists,
   or while the memory is allocated. Queued work that uses the address uses this memory.
-- The memory is `live`, which lets later calls use it, from the call that launches its graph to the call that frees it
-  or that launches a free node for it. The address can be accessed once the allocation node has run, until the free has
-  run. An access before or after is reported as a use after free.
-- The memory is `backed`, which counts as use of device memory, from the first launch or upload until its executable is
-  destroyed. Then its bytes stay reserved for graphs of the device until they are trimmed. Two graphs never share memory
-  here.
+- The memory is `live` from the call that launches its graph to the call that frees the memory or launches a free node
+  for it. Driver calls accept the address while the memory is live. Kernels and copies can access it once the allocation
+  node has run, until the free has run. An earlier or later access is reported as a use after free.
+- The memory is `backed` from the first launch or upload of an executable until that executable is destroyed. While the
+  memory is backed, it takes device memory. Afterwards its bytes stay reserved for graphs of the device until they are
+  trimmed. Two graphs never share memory here.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Heap:
 
     @property
     def settled(self) -> bool:
-        """Whether the size of the heap is fixed: from the first allocation by a kernel on, it is."""
+        """Whether a kernel has allocated memory, which fixes the size of the heap."""
         return self._left is not None
 
     def _serve(self, at: int) -> int:

@@ -38,7 +38,7 @@ def _note(number: int, frame: FrameType | None) -> None:
         _pending = True
         _watcher()
     elif _open and not _native and _handler is not None:
-        _open = False  # no second interrupt while the exception that the handler raises is handled
+        _open = False  # so that no second interrupt disturbs the handling of the first one
         _handler(number, frame)
     else:
         _pending = True
@@ -68,7 +68,7 @@ class held:
         self._mine = handler
         _watcher = self._watcher
         _c.signal(signal.SIGINT, _note)
-        _handler = handler  # set once `_note` is the handler, as an interrupt may end this method earlier
+        _handler = handler  # last, as an interrupt may end this method before `_note` is the handler
 
     def __exit__(self, *exc: object) -> None:
         global _handler, _pending, _watcher

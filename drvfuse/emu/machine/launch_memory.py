@@ -26,8 +26,8 @@ class LaunchMemory:
         self._free: dict[tuple[Kind, int], list[Any]] = {}
 
     def take(self, kind: Kind, nbytes: int) -> tuple[int, Any]:
-        """(address, ticket) of at least `nbytes` of a kind of memory; `Kind.NONE` is memory outside of the window.
-        `give` takes the ticket.
+        """Lend at least `nbytes` of a kind of memory (`Kind.NONE`: outside of the window). Returns its address, and a
+        ticket with which `give` gives it back.
         """
         size = max(4096, 1 << (nbytes - 1).bit_length())
         kept = self._free.get((kind, size))
@@ -48,7 +48,9 @@ class LaunchMemory:
             self._window.free(piece)
 
     def _carve(self, kind: Kind, size: int) -> int:
-        """The address of `size` bytes of the window. A small piece is cut from a new granule; the rest is free."""
+        """The address of `size` bytes of the window. A small piece is cut from a new granule, and the rest
+        of the granule is kept for later calls.
+        """
         if size >= 1 << abi.GRANULE_SHIFT:
             return self._window.scratch(size, kind)
         base = self._window.scratch(1 << abi.GRANULE_SHIFT, kind)

@@ -49,7 +49,7 @@ class MachineLock:
 
     def __exit__(self, *exc: object) -> None:
         if self.order is not None:
-            self._condition.notify_all()  # a waiting thread may be the one whose turn it is
+            self._condition.notify_all()  # the call of a waiting thread may be next in the record
         self._condition.release()
 
     def called(self, process: Process, what: str) -> None:

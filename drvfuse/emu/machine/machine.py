@@ -127,7 +127,7 @@ class Machine:
         *,
         served: bool = False,
     ) -> None:
-        self.runtime_driver: Any = None  # the runtime's Driver for the machine's own process
+        self.runtime_driver: Any = None  # the `runtime.driver.Driver` of the machine's own process
         devices = _integer("devices", devices, 1, MAX_DEVICES)
         seed = _integer("seed", seed)
         sm_count = _integer("sm_count", sm_count, 1)
@@ -270,7 +270,7 @@ class Machine:
     def held(self) -> dict[str, int]:
         """The numbers of live allocations: `device_bytes`, `allocations` (by cuMemAlloc, pools, pinned and registered
         memory, and variables of modules), `physical` allocations by cuMemCreate, `multicast` objects, their `binds`,
-        `mappings` and `reservations`. Memory that was released but is still mapped or bound counts.
+        `mappings` and `reservations`. Memory that was released, but is still mapped or bound, is counted too.
         """
         return self.own.held()
 
@@ -375,5 +375,5 @@ def _configured(served: bool) -> Machine:
 
 
 def _same(one: Report, other: Report) -> bool:
-    """Whether two reports are equal, whatever their processes."""
+    """Whether two reports are equal in all but their processes."""
     return (one.message, one.kernel, one.file, one.line) == (other.message, other.kernel, other.file, other.line)

@@ -223,7 +223,7 @@ class ProcessMemory:
             self.free_reservation(address, nbytes)
 
     def give_back(self, allocation: Allocation) -> None:
-        """Free an allocation of a pool, or unmap one of a graph, which keeps its address."""
+        """Free an allocation of a pool, or unmap an allocation of a graph. The graph keeps the address."""
         if allocation.pool is not None:
             self.free(allocation)
             allocation.pool.live.discard(allocation.base)
@@ -285,7 +285,7 @@ class ProcessMemory:
         return view
 
     def close(self, view: Allocation) -> None:
-        """Undo one `open` of this view."""
+        """Undo one `open` of memory of another process."""
         view.opens -= 1
         if view.opens == 0:
             self._leave(view)
@@ -341,7 +341,7 @@ class ProcessMemory:
         return sum({1 << context.device.index for context in (owner, *contexts)})
 
     def masks(self, allocation: Allocation) -> tuple[int, int]:
-        """(devices that may read, devices that may write) an allocation of device memory, as bits."""
+        """Two bit masks: the devices that may read an allocation of device memory, and those that may write it."""
         access = allocation.access
         shared = allocation.pool or allocation.graph
         if shared is not None:

@@ -9,7 +9,7 @@ The driver's documentation gives the order (all devices are added before memory 
 - A bind that overlaps another bind of the same device is refused. An unbind is refused unless its range is exactly
   that of a bind.
 - A bind keeps its memory alive, as a mapping does. It lasts until no process has a mapping of the object or a
-  reference to it.
+  reference to the object.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def create(proc: Process, nbytes: int, size: int, handle_types: int) -> Handle:
 
 
 def add_device(proc: Process, item: Multicast, device: Device) -> None:
-    """Add a device to the team of a multicast object, for good. Calls that wait for the team continue."""
+    """Add a device to the team of a multicast object. Calls that wait for the team continue if it is complete."""
     if not supported(proc.machine, device):
         raise refused("cuMulticastAddDevice: this device has no multicast", device, R.CUDA_ERROR_NOT_SUPPORTED)
     if device in item.devices:

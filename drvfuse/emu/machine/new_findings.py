@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The races and notices of running kernels, each of which is reported once."""
+"""The races of running kernels and their notices (findings that stop no launch), each of which is reported once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class NewFindings:
-    """Reports to a machine the races and notices that it has not reported yet. Without a detector, there are no races.
+    """Reports to a machine the new races and notices of its kernels. A notice is a finding that stops no launch.
+    Without a detector, there are no races.
 
     Two notices are the same if their sites are the same, and two races if their pairs of sites are the same, whichever
     access of the pair came first.
@@ -23,7 +24,7 @@ class NewFindings:
     def __init__(self, machine: Machine, detector: Detector | None) -> None:
         self._machine, self._detector = machine, detector
         self._races: set[Any] = set()  # the pairs of sites of reported races
-        self._notices: set[Any] = set()  # the sites of reported notices
+        self._notices: set[Any] = set()  # the sites of reported notices (findings that stop no launch)
 
     def report_notices(self) -> None:
         for report in self._machine.engine.notices():

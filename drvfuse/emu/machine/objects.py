@@ -48,7 +48,7 @@ class Listener(Object):
 
 @dataclass(eq=False)
 class Device:
-    """One emulated GPU. `used` counts the bytes of live device memory against `total`."""
+    """One emulated GPU. Of its `total` bytes of device memory, `used` bytes are allocated."""
 
     index: int
     total: int
@@ -142,7 +142,9 @@ class Mark:
 
 @dataclass(eq=False)
 class Event(Object):
-    """An event. `op` is the marker of its last record; `captured`: the nodes before a record in a capture."""
+    """An event. `op` is the marker of its last record. If the event was recorded in a capture, `captured` has the
+    capture and the nodes before the record.
+    """
 
     context: Context
     flags: int = 0
@@ -179,7 +181,7 @@ class Pool(Object):
     used_high: int = 0
     maximum: int = 0
     handle_types: int = 0
-    imported: bool = False  # whether another process owns the pool: its memory can be opened here, but not allocated
+    imported: bool = False  # a pool of another process: memory of it can be opened here, but not allocated
     origin: Pool | None = None  # for an imported pool: the pool in the process that owns it
     destroyed: bool = False
 

@@ -130,7 +130,8 @@ class Replayer:
         except (OSError, ValueError) as error:
             raise ArgumentError("replay", repr(path), f"a record of a machine ({error})") from None
         for name in (name for name in options if title != _TITLE or found.get(name) != options[name]):
-            raise ArgumentError("replay", f"of {name}={found.get(name)!r}", f"a record of {name}={options[name]!r}")
+            got = f"a record of a machine with {name}={found.get(name)!r}"
+            raise ArgumentError("replay", got, f"a record of a machine with {name}={options[name]!r}")
         whole = [line.rstrip("\n").split("\t") for line in lines if line.endswith("\n")]
         self._lines = iter([(int(usual), kind, tuple(words)) for usual, kind, *words in whole])
         self._read, self._known = 1, dict[str, int]()
@@ -177,7 +178,7 @@ class Replayer:
             number = self._known.get(process.name, 0) if process.threads.number is None else process.threads.number
             words = process.name, str(number), *what
             if self._usual or self._line.kind not in ("call", "back"):
-                raise self._fail(f"{_Line(0, kind, words)} before the recorded choice of the machine")
+                raise self._fail(f"{_Line(0, kind, words)} before the machine has made its recorded choice")
             if (self._line.kind, self._line.words) == (kind, words):
                 if process.threads.number is None:
                     process.threads.number, self._known[process.name] = number, number + 1
@@ -189,7 +190,7 @@ class Replayer:
                 seen, since = self._line, time.monotonic()
             elif time.monotonic() > since + PATIENCE_S:
                 event = _Line(0, kind, words)
-                raise self._fail(f"no thread has done that for {PATIENCE_S:.0f} s; meanwhile, {event}")
+                raise self._fail(f"this event has not come for {PATIENCE_S:.0f} s; instead, {event}")
             self._wait(0.05)
         if self._failure is not None:
             raise self._failure

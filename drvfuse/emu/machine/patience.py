@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The behaviour of a waiting call while no work can proceed: it waits for other threads, or finds that no thread can
-change that.
+make work proceed.
 
 On a machine with one process, the other threads are those of this operating-system process. They get `GRACE_S` seconds
 to queue work or, if a kernel polls host memory, the setting `emu_host_wait`. Then virtual time is advanced. If that
@@ -40,7 +40,7 @@ class Patience:
 
     def wait(self) -> bool:
         """Wait MOMENT_S seconds, so that other threads can make calls. Returns False, without a wait, if no other
-        thread can change anything or their time is over.
+        thread can change anything, or if other threads were given enough time.
         """
         machine, now = self._machine, time.monotonic()
         if self._queued != machine.progress.submitted:

@@ -55,7 +55,7 @@ class Process:
 
     def __init__(self, machine: Machine, number: int, name: str, table: AccessTable) -> None:
         self.machine, self.number, self.name, self.table = machine, number, name, table
-        self.runtime_driver: Any = None  # the runtime's Driver for this process, which lives as long as the process
+        self.runtime_driver: Any = None  # the `runtime.driver.Driver` of this process
         self.initialised = False
         self._closed = False
         self.injected: list[Injected] = []
@@ -212,9 +212,10 @@ class Process:
         """Make a driver function fail, for tests: after `after` calls of it by this process, the next `times` calls
         return `code` and do nothing.
 
-        With `device`, only calls that concern the device count: calls whose arguments name the device or its memory or,
-        if they name no device, calls of a thread whose current context is on the device. `left` of the result is the
-        number of calls that are still to fail. `self.injected.clear()` removes all injected failures.
+        With `device`, calls that do not concern this device are ignored. A call concerns the devices, and the devices
+        of the memory, that its arguments name. If they name none, it concerns the device of the current context. `left`
+        of the result is the number of calls that are still to fail. `self.injected.clear()` removes all injected
+        failures.
         """
         rule = Injected.checked(self, function, code, device, after, times)
         self.injected.append(rule)

@@ -65,7 +65,7 @@ class Progress:
             ordered = self._to_wait_for(context.legacy.tail)
         overlaps = False
         if isinstance(command, Launch) and command.programmatic and last is not None:
-            # With the race detector, `last` counts even if it has ended, so that the result does not depend on timing.
+            # With the race detector, the overlap does not depend on whether `last` has ended, and so not on timing.
             waits = not last.done or (self.detector is not None and all_done(after))
             overlaps = isinstance(last.command, Launch) and waits and all_done(ordered)
         if overlaps:
@@ -132,7 +132,7 @@ class Progress:
         return op
 
     def kernels(self, context: Context) -> list[str]:
-        """The kernels of a context that have not ended, in the order in which they were queued."""
+        """The names of the kernels of a context that have not ended, in the order in which they were queued."""
         pending = {*self._kernels.running, *self._kernels.crowded, *self._awaiting, *self._backlog.all()}
         rest = list(pending)
         while rest:
@@ -182,7 +182,8 @@ class Progress:
                 if op in self._kernels.running:  # else the fault of another kernel has ended it
                     moved = self._settle(op) or moved
         moved = self._start_ready() or moved
-        # In a loop: an operation that is let go does not start if it has to wait for a value, or for multiprocessors.
+        # A loop, since an operation that the backlog lets go cannot start if it waits for a value or for
+        # multiprocessors.
         while not moved and self._backlog.let_go():
             moved = self._start_ready()
         self._findings.report_races()
@@ -334,7 +335,7 @@ class Progress:
         self._give_up("deadlock", "nothing can go on")
 
     def interrupted(self, process: Process) -> None:
-        """End the running kernels of a process, as one of them may never end. Called after Ctrl-C in a wait of it."""
+        """End the running kernels of a process, as one of them may never end. Called if Ctrl-C ends a wait."""
         for op in list(self._kernels.running):
             self._settle(op)
         self._give_up("interrupted", "Ctrl-C ended what ran", process)

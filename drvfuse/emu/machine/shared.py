@@ -44,7 +44,7 @@ class Shared:
         self._items: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
 
     def handle(self, item: object) -> bytes:
-        """The handle of an object, which is the same each time."""
+        """The handle of an object. It is the same for every call."""
         number = next((n for n, known in self._items.items() if known is item), None)
         if number is None:
             number = next(self._numbers)

@@ -56,7 +56,7 @@ def update(executable: GraphExec, plan: Plan, graph: Graph) -> None:
 
 
 def _pairs(plan: Plan, graph: Graph) -> Iterator[tuple[Step, Node]]:
-    """All pairs of a step and its node, including those of child graphs."""
+    """All pairs of a step and the node of `graph` that corresponds to it, including those of child graphs."""
     if len(plan.steps) != len(graph.nodes):
         raise Unfit(TOPOLOGY, f"the graph has {len(graph.nodes)} nodes, and the executable {len(plan.steps)}")
     steps = sorted((step for step in plan.steps.values() if step.last), key=lambda step: step.node.number)
@@ -96,7 +96,7 @@ def _pairs(plan: Plan, graph: Graph) -> Iterator[tuple[Step, Node]]:
 def _fits(executable: GraphExec, step: Step, node: Node) -> None:
     """Raise Unfit if the command of a node cannot replace that of a step."""
     if step.node.kind != node.kind:
-        raise Unfit(KIND, f"a node has the type {node.kind.name}, in the executable {step.node.kind.name}", node)
+        raise Unfit(KIND, f"a node has the type {node.kind.name}, but {step.node.kind.name} in the executable", node)
     if isinstance(node.command, Allocate | Free) and node.command is not step.command:
         raise Unfit(NOT_SUPPORTED, "allocation and free nodes cannot be updated", node)
     why = refusal(executable, step.command, node.command)

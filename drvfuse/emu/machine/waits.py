@@ -77,7 +77,7 @@ class Waits:
 
     def drain(self, process: Process) -> None:
         """Run until no work can proceed without the host or the clock. Raises Failure if the process is closed during
-        this.
+        the run.
         """
         while self._step():
             self._machine.lock.give_way()

@@ -202,7 +202,7 @@ class Fill(Command):
 
 @dataclass(frozen=True, eq=False)
 class Allocate(Command):
-    """An allocation node: puts memory of a graph at its address."""
+    """An allocation node of a graph: maps the memory of the node at the address that the node was given."""
 
     memory: GraphMemory
 
