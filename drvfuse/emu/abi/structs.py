@@ -277,9 +277,8 @@ class Teams(Structure):
     "u64 resumes",  # resumes of threads so far
     "u32 probing",  # 1 in a probe, in which all waiting threads poll once more to find out whether one can continue
     "u32 writes",  # the number of entries of `write`
-    "u64 loop_limit",  # the most accesses, or rounds of loops without accesses, between two suspends of a thread
-    # Of the running thread: accesses left until `refuel`; rounds of loops without accesses that it has made since its
-    # resume.
+    "u64 loop_limit",  # the most accesses, or iterations of loops without accesses, between two suspends of a thread
+    # Of the running thread: accesses left until `refuel`; iterations of loops without accesses since its resume.
     "u64 fuel, rounds",
     "u64 work",  # the cost of this call so far, in accesses
     "u64 fuel_given",  # the accesses that the running thread was given since its resume, `fuel` included

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The checks and counters of every memory access of translated code.
 //
-// Each granule of 64 KiB has an access word, and each byte a shadow byte (abi/__init__.py, space/window.py). An access
-// is checked in one step where possible (refused). If that step fails, bad_access finds out why, byte by byte.
+// Each granule of 64 KiB has an access word, and each byte a shadow byte (abi/__init__.py, space/window.py). The
+// function `refused` checks an access in one step where possible. If that step fails, bad_access finds out why, byte by
+// byte.
 #pragma once
 
 #include "delay.cuh"
@@ -78,8 +79,8 @@ FN ShadowState shadow_state(u64 addr, u32 size, u32 flags, u32 all_addressable) 
     return s;
 }
 
-// The kind of fault for an access inside one granule of memory of the kind `type`, or F_NONE if the access is allowed.
-// *value is Fault::value.
+// Returns the kind of fault that an access to memory of kind `type` makes, or F_NONE if the access is allowed. The
+// access lies inside one granule. Stores Fault::value in *value.
 FN u32 fault_kind(Thread* t, u64 addr, u32 size, u32 flags, u32 word, u32 type, ShadowState* s, u64* value) {
     Launch* l = t->launch;
     u32 bits = flags & A_ATOMIC ? 0x101 : flags & A_WRITE ? 0x100 : 1;

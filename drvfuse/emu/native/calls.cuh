@@ -4,8 +4,8 @@
 
 #include "access.cuh"
 
-// Counts LOOP_SLICE rounds of loops without accesses, which the thread has made. Returns 0 if the thread may continue,
-// or 1 after recording a fault.
+// Counts LOOP_SLICE iterations of loops without accesses, which the thread has made. Returns 0 if the thread may
+// continue, or 1 after recording a fault.
 API u32 rt_loop(Thread* t, u32 site) {
     Engine* e = t->launch->engine;
     e->rounds += LOOP_SLICE;

@@ -78,7 +78,7 @@ FN u32 merge_chains(Clock* a, Clock* b, Chain* out) {
 }
 
 // Stores the joined items of two clocks in `c`, whose chains are joined already. Leaves out items of operations that
-// these chains cover. If an item of block WHOLE covers an operation, keeps that item alone.
+// these chains cover. If an item of block WHOLE covers an operation, leaves out the other items of the operation.
 FN void merge_items(Race* r, Clock* a, Clock* b, Clock* c) {
     c->item_count = 0;
     Item *p = items_of(a), *q = items_of(b), *to = items_of(c);

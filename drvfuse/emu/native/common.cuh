@@ -14,7 +14,7 @@
 
 const u32 POLL_KNOWN = 0x100;  // flag of Thread::polls: the thread is suspended at an access that it has made before
 const u32 POLL_CREDIT = 16;    // shift of a count in Thread::polls: the polls still allowed although no word changes
-const u32 CREDIT = 64;         // polls allowed once a polled word has changed; a loop makes fewer in one iteration
+const u32 CREDIT = 64;         // the polls allowed once a polled word has changed: enough for one iteration of a loop
 const u64 FUEL = 1 << 24;      // accesses, or iterations of loops, of a thread between two checks for an interrupt
 // Costs for Engine::work, in accesses.
 const u64 RESUME_WORK = 32;       // resuming a thread
@@ -23,7 +23,7 @@ const u64 MATRIX_WORK = 2048;     // executing a matrix instruction
 const u64 WORK_LIMIT = 32 << 20;  // the work after which a call returns: about a tenth of a second
 const u64 STRAIN = 16;            // what a resume at a strong access adds to Engine::strain; any other resume adds 1
 const u64 LAST_STEP = 86400000000000ull;  // the largest step of the virtual clock: a day, in nanoseconds
-const u32 STREAK = 64;  // a probe whose threads run for more passes has made progress; a spin loop takes fewer
+const u32 STREAK = 64;  // threads of a probe that run for more passes than this make progress: a spin loop takes fewer
 const u64 STACK_LIMIT = 2 << 20;  // bytes of host stack that a thread may use; a thread of Python has 8 MiB
 // If this many polls are made without a write, the run counts as idle, even if threads poll words that are new to them.
 const u64 QUIET_LIMIT = 1 << 21;

@@ -35,7 +35,9 @@
 const u32 COPIES = 1 << 20;  // entries of Copies::pool
 const u32 BULKS = 1 << 16;   // entries of Copies::bulk
 
-// Copy::moment and Bulk::moment: when the copy is to be made. M_MADE: it was made.
+// Copy::moment and Bulk::moment: when the copy is to be made. M_ISSUE: at its issue. M_COMMIT: at the next commit of
+// its thread; for a Bulk, at the end of the block's turn. M_WAIT: at the wait for it; for a Bulk, when no thread of the
+// block can run. M_MADE: it was made.
 enum { M_ISSUE, M_COMMIT, M_WAIT, M_MADE };
 
 // A cp.async, or a piece of a bulk copy to global memory, in the queue of its thread from its issue to the wait for it.

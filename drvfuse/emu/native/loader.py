@@ -168,7 +168,7 @@ def _cached(entry: Path) -> tuple[dict[str, Any], bytes] | None:
 
 
 def _cached_by_one_process(entry: Path, ptx: str, raw: bool) -> tuple[dict[str, Any], bytes]:
-    """Build a missing entry, or wait for the process that is building it."""
+    """Return a cache entry that is missing: build it, or wait for the process that is building it."""
     with cache.building(entry) as waited:
         found = _cached(entry) if waited else None
         if found is None:

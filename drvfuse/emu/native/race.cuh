@@ -14,12 +14,13 @@
 //     to learn    To join a clock with another one.
 //     agent       Who makes accesses: a thread, or an asynchronous copy that counts as a thread of its own.
 //     line        16 aligned bytes of memory.
-//     entry       The record of one past access, or of like accesses by lanes of a warp (race_entry.cuh). Each line has
-//                 a list of entries. An access is checked against the entries of its bytes, and then recorded.
+//     entry       The record of one past access, or of similar accesses by lanes of a warp (race_entry.cuh). Each line
+//                 has a list of entries. An access is checked against the entries of its bytes, and then recorded.
 //     location    The state of bytes that a strong write has written: the last strong write, and what is published
 //                 there. It is in the list of its line.
 //     to publish  To leave a clock at a location, from which strong reads learn it.
-//     fence       fence.acq_rel, fence.sc or membar, of a scope.
+//     fence       fence.acq_rel, fence.sc or membar, of a scope. What a thread knew at its last fence of a scope,
+//                 or of a wider one, is fenced at that scope: the thread's later strong writes publish it.
 //
 // In FastTrack's terms, an entry holds an epoch, a line's list holds the last writes and reads, a location is a
 // synchronisation variable, and publishing and learning are release and acquire. In addition to its clock, a thread has

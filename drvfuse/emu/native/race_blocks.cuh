@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The start and the end of threads, blocks and launches in the race detector.
 //
-// A thread starts with the clock of its launch (Launch::start), which counts as fenced at system scope. When it exits,
-// what it knows is joined to the end clock of its block, and the end clock of a block to that of its launch
-// (Launch::end). The accesses of the launch itself are added by rt_clock_end, as a whole.
+// A thread starts with the clock of its launch (Launch::start), as if a fence of system scope followed: the thread's
+// strong writes publish that clock. When a thread exits, what it knows is joined to the end clock of its block. When
+// all threads of a block have exited, its end clock is joined to that of the launch (Launch::end). The accesses of the
+// launch itself are added by rt_clock_end, as a whole.
 #pragma once
 
 #include "race_barriers.cuh"
@@ -68,8 +69,8 @@ FN void race_finish_cluster(Race* r, RaceBlock* lead) {
     assign(r, &lead->cluster_phase_clock, 0);
 }
 
-// Records a griddepcontrol.wait by a thread. The thread learns Launch::primary, the clock of the primary kernel, which
-// counts as fenced at system scope.
+// Records a griddepcontrol.wait by a thread. The thread learns Launch::primary, the clock of the primary kernel, as if
+// a fence of system scope followed: the thread's later strong writes publish that clock.
 FAR void race_gdc_wait(Thread* t) {
     Launch* l = t->launch;
     RaceThread* rt = race_thread(t->block, t->linear);

@@ -39,7 +39,7 @@ FN u32 unfenced(Access* access, Entry* e, u32 lanes) {
 // fence.proxy.alias between the two.
 FN u32 unaliased(Access* access, Entry* e, u32 lanes) {
     if (via_multicast(access->site) == via_multicast(e->site) || morally_strong(access, e)) return 0;
-    if (e->block & AGENT_PENDING) return 0;  // clocks have no TAG_ALIASED items for copies
+    if (e->block & AGENT_PENDING) return 0;  // copies are not checked, as no clock has TAG_ALIASED items for them
     u32 own_warp = access->thread_state && same_block(access, e->op, e->block) && e->warp == access->warp &&
                    e->time < access->thread_state->alias_fence_time;
     if (own_warp) lanes &= ~access->lane_bit;
@@ -106,7 +106,8 @@ FN u32 covers_strength(Access* access, Entry* e) {
 
 // Locations -----------------------------------------------------------------------------------------------------------
 
-// The location with exactly these bytes, or null. For reports, records locations of other sizes that a read misses.
+// Returns the location with exactly these bytes, or null. If `reads`, also records, for reports, each other location
+// that overlaps these bytes, since the read learns nothing there.
 FN Location* find_location(Access* access, Ref* cell, u32 mask, u32 reads) {
     Race* r = access->race;
     Location* found = 0;
@@ -162,7 +163,8 @@ FN void add_entry(Access* access, Ref* pool, Ref* link, u32 mask, u32 spread) {
     if (access->agent != access->block) set_bulk_agent(access, e);
 }
 
-// Adds the lane of a strong read to the entry of a like read by its warp. Returns 1 if it did.
+// Adds the lane of a strong read to an entry of its warp, if the entry records a read of the same time, kind, bytes and
+// site. Returns 1 if it did.
 FN u32 merge_strong_read(Access* access, Entry* e, u32 mask) {
     if (access->is_plain || e->time != access->time || e->kind != access->kind) return 0;
     if (e->bytes != mask || e->site != access->site) return 0;

@@ -102,7 +102,7 @@ const u32 VARIANT_MBARRIER_INIT = 6;  // mbarrier.init or .inval
 const u32 VARIANT_MBARRIER = 7;       // any other operation on an mbarrier
 
 const u32 VIA_MULTICAST = 1u << 31;  // bit of Entry::site: the access was made by a multicast address
-const u32 CHECKED_READS = 4;         // a read usually checks this many reads at the front of a list
+const u32 CHECKED_READS = 4;         // a read is usually compared with only this many reads, the first of its line
 const u32 SLAB_ENTRIES = 16;         // the number of entries of a slab (race_list.cuh), its header included
 
 FN u32 via_multicast(u32 site) { return site != NO_SITE && site & VIA_MULTICAST; }

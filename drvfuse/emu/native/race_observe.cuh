@@ -19,7 +19,8 @@
 
 // Returns 1 if the lane of the current access has observed the same writes before, else 0. If other lanes of the warp
 // have observed these writes at the same time (clock.cuh), stores their observation in *alike. Also removes the lane
-// from observations, at the same time, of fewer writes of this chain, since the new observation includes those writes.
+// from observations that have the same time but fewer writes of this chain, since the new observation includes those
+// writes.
 FN u32 find_observation(Access* access, Location* v, Observation** alike) {
     Race* r = access->race;
     LOOP for (Ref* link = &v->observations; *link;) {

@@ -124,7 +124,8 @@ FAR Ref reads_of(Race* r, Ref known, u32 op) {
 FN void learn_from(Access* access, Location* v, Published* p) {
     Race* r = access->race;
     u32 need = scope_needed(access, p->op, p->block), in_block = need == SCOPE_CTA;
-    u32 in_cluster_too = need == SCOPE_CLUSTER && p->scope > SCOPE_CLUSTER;  // the cluster has a Published, too
+    // A release for a scope wider than the cluster is also published for the cluster.
+    u32 in_cluster_too = need == SCOPE_CLUSTER && p->scope > SCOPE_CLUSTER;
     if (in_cluster_too && access->scope == SCOPE_CLUSTER) return;
     if (need < SCOPE_GPU) {
         if (p->scope == SCOPE_CLUSTER) need = SCOPE_CLUSTER;
@@ -175,8 +176,8 @@ FN void publish_reads(Access* access, Location* v, u32 continues_chain) {
     release(r, reads);
 }
 
-// Publishes two things for a strong write: for each scope up to its own, what its thread knew at its last fence of that
-// scope; and, if the write is a release, what the thread knows now.
+// Publishes two things for a strong write: for each scope up to its own, what its thread knew at its last fence of at
+// least that scope; and, if the write is a release, what the thread knows now.
 FN void publish_write(Access* access, Location* v) {
     RaceThread* t = access->thread_state;
     u32 scope = access->scope;

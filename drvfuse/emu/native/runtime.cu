@@ -35,7 +35,7 @@ FN void begin(Engine* e, Launch** launches, u32 n, u32 more) {
     LOOP for (u32 k = 0; k < n; k++) launches[k]->part = launches[k]->turn_warp = 0;
 }
 
-// The time or the number of resumes, in the unit of the budget.
+// What the budget of rt_run limits: the resumes so far or, without Engine::counted, the host's time in nanoseconds.
 FN u64 spent(Engine* e) { return e->counted ? e->resumes : rt_now(); }
 
 // Runs the launches together. Returns R_EVENT when a launch has ended, has faulted or has triggered in all its blocks,
@@ -90,7 +90,7 @@ API u32 rt_advance(Engine* e, Launch** launches, u32 n, u32 more) {
         if (e->probing) return R_MORE;
         if (!moved && awaits_clock(e)) return 1;
     }
-    if (!moved) {  // a thread that reads the clock once in many polls may not have reached that read yet
+    if (!moved) {  // poll on: a thread that reads the clock once in many polls may not have reached that read yet
         e->watching = 1;
         moved = probe(e, launches, n, ~0u, e->loop_limit);
         if (e->probing) return R_MORE;

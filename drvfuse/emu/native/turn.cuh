@@ -10,7 +10,7 @@
 #include "store.cuh"
 #include "warp.cuh"
 
-// Counts as progress each write of a thread that has changed memory. Called in a probe, when the thread has suspended.
+// Counts each recorded write that has changed memory as progress. Called in a probe, when the thread has suspended.
 FAR void settle_writes(Engine* e) {
     LOOP for (u32 i = 0; i < e->writes; i++) {
         Write* w = &e->write[i];

@@ -25,8 +25,9 @@ class WindowError(DrvfuseError):
 
 @dataclass
 class Ranges:
-    """Addresses, or offsets in a file, `[start, end)` that are allocated from the front. What was given back is
-    allocated again only when the rest is used up. `name` names the space in the message of an error.
+    """An allocator of the space from `start` to `end`, which are addresses or offsets in a file. It begins at the
+    front, and allocates what was given back only when the rest is used up. `name` names the space in the message of
+    an error.
     """
 
     start: int

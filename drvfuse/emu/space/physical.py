@@ -65,7 +65,7 @@ class PhysicalMemory:
         return (address, address + abi.SHADOW_OFFSET, pages.cell_address(address))[: len(self.files)]
 
     def _parts(self, offset: int, nbytes: int) -> list[tuple[int, int, int]]:
-        """The parts of the files that belong to a range of the data, as (file, offset, bytes)."""
+        """(file, offset, bytes) of the part of each file that belongs to `nbytes` of data at `offset`."""
         cells = offset >> abi.LINE_SHIFT << 2, nbytes >> abi.LINE_SHIFT << 2
         ranges = ((offset, nbytes), (offset, nbytes), cells)[: len(self.files)]
         return [(file, *part) for file, part in zip(self.files, ranges, strict=True)]

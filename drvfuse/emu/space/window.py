@@ -61,9 +61,10 @@ class Window:
     open in one process. A window that is dropped without `close` is unmapped when no view of it is left.
 
     Without `check_initialised` all memory counts as initialised from the start. With `cells`, there are cells for a
-    race detector, which sets `forget(address, nbytes)`; the window calls that for memory that is freed. With
-    `shares_host`, each piece of pinned memory is a file in memory, which other processes can map at the same addresses.
-    Such a window takes the last free addresses, which those processes are least likely to use themselves.
+    race detector. The detector sets the attribute `forget` to a function (address, nbytes), which the window calls for
+    memory that is freed. With `shares_host`, each piece of pinned memory is a file in memory, which other processes
+    can map at the same addresses. Such a window takes the last free addresses, which those processes are least likely
+    to use themselves.
 
     `mappings` has the reserved addresses and what is mapped there, `index` says what lies at an address.
     """
@@ -323,8 +324,8 @@ class Window:
         return address + first if missing[first] else None
 
     def copy(self, destination: int, source: int, nbytes: int) -> None:
-        """Copy device or host memory, as memmove does. A byte of the destination is then initialised if it was at the
-        source.
+        """Copy device or host memory, as memmove does. A byte of the destination is initialised afterwards if the byte
+        that was copied to it is.
 
         The caller has checked both ranges (`Index.covers`). An address outside the window is ordinary host memory.
         """
