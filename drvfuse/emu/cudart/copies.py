@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies, whose kind (cudaMemcpyKind) says whether source and destination are device memory, and fills with a byte."""
+"""Copies and fills. The kind of a copy (cudaMemcpyKind) says whether its source and destination are device memory."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def cudaPeekAtLastError(state: State) -> int:
 
 @function(1)
 def cudaFuncGetAttributes(state: State, func: Any) -> Any:
-    """Returns the attributes of a cudaFunction_t or cudaKernel_t, which are the only kernels that Python can name."""
+    """Returns the attributes of a kernel, given as a cudaFunction_t or cudaKernel_t. Python has no other handles."""
     found = RT.cudaFuncAttributes()
     own = {
         "maxDynamicSharedSizeBytes": "MAX_DYNAMIC_SHARED_SIZE_BYTES",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions for streams, events and nodes of graphs whose parameters differ from those of the driver in number or
-order.
+"""Functions for streams, events and graph nodes that need other parameters than their counterparts in the driver, or
+the same ones in another order.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ FUNCTIONS: dict[str, Function] = {}
 
 
 def function(outputs: int = 0, *, context: bool = True) -> Callable[[F], F]:
-    """Register a function under its name. `context`: it needs a current context."""
+    """Register a function with `outputs` results under its name. With `context`, it needs a current context."""
 
     def register(call: F) -> F:
         FUNCTIONS[call.__name__] = Function(call.__name__, call, outputs, context)
@@ -107,7 +107,7 @@ class State:
         return call
 
     def context(self) -> int:
-        """The current context."""
+        """The current context. If there is none, the primary context of the thread's device becomes current."""
         current = int(self.cu.cuCtxGetCurrent())
         if not current:
             current = self.primary(self.thread.device)

@@ -42,7 +42,7 @@ class Event:
 
 def recent(ring: Any, count: int, until: int | None = None) -> np.ndarray:
     """A copy of the entries of a native ring buffer, oldest first. `count` is the number of all entries that were ever
-    written; `until` is the number at which the copy ends, None for the newest.
+    written. The copy ends before entry number `until` or, if that is None, with the newest entry.
     """
     return np.ctypeslib.as_array(ring)[np.arange(max(0, count - EVENTS), count if until is None else until) % EVENTS]
 

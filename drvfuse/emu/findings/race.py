@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PROFILES = ("hardware", "strict")
 _OPS = 1 << 24  # operations of a machine beyond this number are not checked
 _KEPT = 4096  # at most so many copies are remembered, and at most so many plain stores of flags
-# Only with these reasons, a report may say that a flag was stored by a plain write.
+# If an order is missing for one of these reasons, a report may blame a flag that was stored by a plain write.
 _WITHOUT_FLAG = (Edge.NONE, Edge.RELEASED_EARLIER, Edge.ORDER)
 
 
@@ -168,7 +168,7 @@ class Detector:
                 self._access(op, at.address, at.nbytes, Range.WRITE if at.write else Range.READ, now)
 
     def free(self, op: Ordered, address: int, nbytes: int, now: int) -> None:
-        """Called when memory is freed, which conflicts with all accesses to it."""
+        """Called when memory is freed: check the free, which conflicts with all accesses to that memory."""
         self._access(op, address, nbytes, Range.FREE, now)
 
     def _access(self, op: Ordered, address: int, nbytes: int, what: Range, now: int) -> None:

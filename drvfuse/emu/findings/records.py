@@ -142,12 +142,12 @@ class Record:
 
     @property
     def joining(self) -> int | str:
-        """The number of threads that this thread's barrier instruction names: `value`, or "all" for 0."""
+        """The thread count in the barrier instruction of this thread: `value`, or "all" for 0."""
         return self.value or "all"
 
     @property
     def others(self) -> int | str:
-        """The number of threads that the barrier instruction of the other threads names: `flags`, or "all" for 0."""
+        """The thread count in the barrier instruction of the other threads: `flags`, or "all" for 0."""
         return self.flags or "all"
 
     @property

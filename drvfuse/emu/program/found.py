@@ -35,7 +35,7 @@ def as_json(report: Report, pid: int) -> dict[str, Any]:
 
 
 def findings(reports: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The reports that count against the program. A call that is not emulated does not."""
+    """The reports that count against the program. Reports of calls that are not emulated do not."""
     return [report for report in reports if report["kind"] not in NO_FINDINGS]
 
 
@@ -50,5 +50,5 @@ def show(reports: Sequence[Mapping[str, Any]], title: str) -> None:
         if report["timeline"]:
             print(report["timeline"], file=out)
     if len(reports) > SHOWN:
-        print(f"\nand {len(reports) - SHOWN} more, which --report FILE.json has", file=out)
+        print(f"\nand {len(reports) - SHOWN} more; --report FILE.json writes all of them to a file", file=out)
     out.flush()

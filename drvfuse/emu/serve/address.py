@@ -16,7 +16,7 @@ EXPECTED = '"unix:@NAME" (a name without a file) or "unix:/PATH"'
 
 
 def fresh() -> str:
-    """An unused address. It has no file, so no file remains if its process is killed."""
+    """An unused address. It has no file, so no file remains if the process that listens there is killed."""
     return f"unix:@drvfuse-emu-{os.getuid()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 

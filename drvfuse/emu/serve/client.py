@@ -36,7 +36,7 @@ _END_CONTEXTS = {"cuCtxDestroy", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCt
 # After these calls, the machine may request host functions, or reads and writes of host memory.
 _HOST_FUNCTIONS = {
     *("cuLaunchHostFunc", "cuStreamAddCallback", "cuUserObjectCreate"),
-    *("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"),  # the graph may copy host memory when it runs
+    *("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"),  # a captured graph may copy host memory when it runs
 }
 _NO_MACHINE = {"cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString"}
 
@@ -240,7 +240,8 @@ class AttachedMachine:
             while True:
                 got, incoming = receive(connection)
                 if got != Tag.CALLBACK:
-                    self._local.line = line  # dropped after an exception, as the next call could receive the old answer
+                    # Put back only here: after an exception, the next call on it could receive the answer of this one.
+                    self._local.line = line
                     return got, incoming
                 function, argument = incoming.word(), incoming.word()
                 answer = Outgoing()
@@ -303,7 +304,7 @@ class AttachedMachine:
 
     @property
     def launches(self) -> list[Any]:
-        """The launches that have ended last on the machine, including those of other processes."""
+        """Records of the latest launches that have ended on the machine, including launches of other processes."""
         found: list[Any] = self._ask("launches")
         return found
 
@@ -322,12 +323,13 @@ class AttachedMachine:
         return int(self._ask("clock"))
 
     def held(self) -> dict[str, int]:
-        """Returns what `Machine.held` returns, for the whole machine."""
+        """The numbers of live allocations of all processes of the machine together, as `Machine.held` describes
+        them."""
         found: dict[str, int] = self._ask("held")
         return found
 
     def declare_polled(self, memory: Any | SupportsInt, nbytes: int | None = None) -> None:
-        """Does what `Machine.declare_polled` does."""
+        """Report no races in a range until it is freed (see `Machine.declare_polled`)."""
         address = getattr(memory, "ptr", memory)
         try:
             address = int(address)
@@ -336,8 +338,8 @@ class AttachedMachine:
         self._ask("declare_polled", address, getattr(memory, "nbytes", None) if nbytes is None else nbytes)
 
     def inject(self, function: str, code: Any, *, device: int | None = None, after: int = 0, times: int = 1) -> None:
-        """Does what `Process.inject` does, for calls of this process. `clear_injected` removes all injected
-        failures.
+        """Make a driver function fail in calls of this process, as `Process.inject` does. `clear_injected` removes all
+        injected failures.
         """
         self._ask("inject", function, code, device, after, times)
 

@@ -28,7 +28,7 @@ _KEPT = 1024  # the number of failed calls whose memory is kept, because queued 
 
 
 class Session:
-    """A client of the machine. It lives as long as its life line (see the docstring of the package) is open."""
+    """A client of the machine. It ends when the client's first connection, the life line, is closed."""
 
     def __init__(self, key: str, process: Process, life: socket.socket) -> None:
         self.key, self.process, self._life = key, process, life
@@ -146,6 +146,6 @@ class Session:
 
 
 def _shut(connection: socket.socket) -> None:
-    """Shut a connection down, which a thread that reads from it notices."""
+    """Shut a connection down, so that a thread that waits to read from it stops waiting."""
     with contextlib.suppress(OSError):  # the other end may have closed it already
         connection.shutdown(socket.SHUT_RDWR)

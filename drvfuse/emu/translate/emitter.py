@@ -48,7 +48,7 @@ class Emitter(Operands):
             return
         plain = flags & ~(0xF << abi.SPACE_SHIFT)
         if self.unit.has_clusters and flags >> abi.SPACE_SHIFT & 0xF == abi.Space.SHARED:
-            plain = flags  # not 0 or WRITE, so rt_access is called: it refuses shared memory of another block
+            plain = flags  # neither 0 nor WRITE, so rt_access is called, which refuses shared memory of other blocks
         if size in (4, 8, 16) and plain in (0, abi.Access.WRITE):
             name = f"rt_{'write' if plain else 'read'}{size}"
             bad = self.runtime(name, "%t", address, str(self.site(ins)))

@@ -85,7 +85,8 @@ class Helpers(Conversions):
         name = f"add_f64_{mode}"
         if name not in self.functions:
             largest, infinity = FORMATS["f64"].largest, FORMATS["f64"].infinity
-            # By rounding mode: what to add to %b, the bits of the nearest double, for the rounded sum (if inexact).
+            # By rounding mode: the code for %step, which is added to %b, the bits of the sum rounded to nearest, if
+            # this rounding was inexact.
             step = {
                 "rz": "%m = xor i1 %sn, %en\n  %step = select i1 %m, i64 -1, i64 0",
                 "rp": "%u = select i1 %sn, i64 -1, i64 1\n  %step = select i1 %en, i64 0, i64 %u",

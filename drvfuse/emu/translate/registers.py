@@ -235,7 +235,9 @@ class Registers:
         self.values[dst.index] = _Value(value, None, "", True, False)
 
     def copy(self, dst: Any, src: Any, n: int) -> None:
-        """Move n bits of an operand to a register unchanged. A register keeps its form, integer or float."""
+        """Move n bits of an operand to a register unchanged. A move between registers of n bits, without a guard, keeps
+        the forms of the value: integer, float or both.
+        """
         if isinstance(src, Reg) and isinstance(dst, Reg) and not self.guard and width(src.type) == width(dst.type) == n:
             e = self._entry(src)
             self.values[dst.index] = _Value(e.integer, e.real, e.kind, True, e.raw_nan)

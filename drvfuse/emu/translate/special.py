@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Special registers such as `%tid.x`, which are members of the thread, block or launch, or the runtime's clock."""
+"""The values of special registers such as `%tid.x`, most of which are members of the thread, block or launch."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _cluster(g: Operands, name: str) -> str:
     packed = g.header("launch", "cluster")
     if name == "%is_explicit_cluster":
         return g.op(f"zext i1 {g.op(f'icmp ne i32 {packed}, 0')} to i32")
-    # A launch without clusters has clusters of one block.
+    # A launch without clusters counts as a launch with clusters of one block.
     none = g.op(f"icmp eq i32 {packed}, 0")
     packed = g.op(f"select i1 {none}, i32 {0x010101}, i32 {packed}")
     dims = {}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The instructions `alloca`, `stacksave` and `stackrestore`, by a stack of fixed size in local memory.
+"""Implements `alloca`, `stacksave` and `stackrestore` with a stack of fixed size in local memory.
 
-Each function that uses them has a stack of `BYTES` bytes, which is empty when the function is called, and a register
-with the number of bytes in use. An access beyond the stack is an access outside of the thread's local memory, unless
-other local variables follow there.
+Each function that uses these instructions has a stack of `BYTES` bytes, which is empty when the function is called, and
+a register with the number of bytes in use. An access beyond the stack is an access outside of the thread's local
+memory, unless other local variables follow there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...ptx.ir import Function, Imm, Instruction, Module, Reg, Sym, Var
 
 BYTES = 4096
 _ALIGNMENT = 16
-_COUNTS = {"alloca": (2, 3), "stacksave": (1,), "stackrestore": (1,)}  # how many operands each may have
+_COUNTS = {"alloca": (2, 3), "stacksave": (1,), "stackrestore": (1,)}  # the numbers of operands that each may have
 
 
 def lower(module: Module) -> None:

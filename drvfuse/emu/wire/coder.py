@@ -2,8 +2,8 @@
 """Reads the arguments of calls, and writes and reads calls and their results as messages.
 
 The message of a call has the values that were read from its arguments, in the order of the function's prototype. The
-message of a result has the results in that order, then what the call has written to memory of the caller. The CUresult
-is not part of the message, as a call that fails returns nothing else. If all arguments are numbers, which is the usual
+message of a result has the results in that order, then what the call has written to memory of the caller. The sender
+writes the CUresult before all this, as a failed call has no results. If all arguments are numbers, which is the usual
 case, a single `struct` format packs them.
 """
 
@@ -166,7 +166,7 @@ class Coder:
 
     @staticmethod
     def write_filled(out: Outgoing, run: Run) -> None:
-        """Write the structures of the caller that the call has filled in, which is done even if the call failed."""
+        """Write the structures of the caller that the call has filled in. They are sent even if the call failed."""
         for content in run.filled:
             out.data(content())
 

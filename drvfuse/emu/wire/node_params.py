@@ -171,9 +171,9 @@ _MEMBERS = {
 
 
 def _part(c: str, p: Any) -> tuple[Any, Any, tuple[str, ...]]:
-    """How the parameters `p` of the C type `c` are sent: (the object that writes the memory to which their pointers
-    point, the structure with the pointers, the path of this structure in the parameters). The first is None for
-    parameters without pointers.
+    """What is needed to send the parameters `p` of the C type `c`: (the object that writes the memory behind their
+    pointers, the structure with these pointers, the path of fields to that structure). Without pointers, the object is
+    None.
     """
     path: tuple[str, ...] = ()
     if c == "CUgraphNodeParams":

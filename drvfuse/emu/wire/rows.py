@@ -21,9 +21,15 @@ _MASK = (1 << 64) - 1
 
 
 class Side(NamedTuple):
-    """The source or the destination of a copy, whose bytes lie in rows and layers: the given address and its place in
-    the structure (a path of fields), whether it may be host memory, the offset of the first byte, and the distances
-    between rows and layers.
+    """The source or the destination of a copy, whose bytes lie in rows and layers.
+
+    base     the address that the caller gave
+    path     the fields that lead to this address in the structure of the copy
+    host     whether it may be an address of host memory
+    skipped  the offset of the first byte that is copied
+    pitch    the distance between rows in bytes
+    layer    the distance between layers in bytes
+    shape    (bytes of a row, number of rows, number of layers)
     """
 
     base: int

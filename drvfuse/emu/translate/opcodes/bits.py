@@ -36,7 +36,7 @@ def logic(op: Opcode) -> Action:
 
 @opcode("shl", "shr")
 def shift(op: Opcode) -> Action:
-    """A shift by more than the width gives zero, or copies of the sign for an arithmetic shift."""
+    """`shl` and `shr`. A shift by the width or more gives zero, or copies of the sign for an arithmetic right shift."""
     left, t = op.base == "shl", op.type()
     n = width(t)
     if n not in (16, 32, 64) or t[0] not in "bus":

@@ -79,8 +79,8 @@ def _integer_to_integer(target: str, source: str, sat: bool) -> Action:
 
 
 def _real_to_integer(target: str, source: str, mode: str, ftz: bool) -> Action:
-    """A value out of range is clamped. A NaN gives 0 or, if one of the types has 64 bits, a number with only the top
-    bit set.
+    """`cvt` from a floating-point type to an integer type. A value out of range is clamped. A NaN gives 0 or, if one of
+    the types has 64 bits, a number with only the top bit set.
     """
     if mode not in _TO_INTEGER or source == "tf32":
         raise RefusedError("one of .rni .rzi .rmi .rpi is expected")

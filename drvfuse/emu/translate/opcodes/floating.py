@@ -157,7 +157,7 @@ def testp(op: Opcode) -> Action:
         if verb in ("normal", "subnormal"):
             base, size = (least, f.infinity - least) if verb == "normal" else (1, least - 1)
             p = g.op(f"icmp ult i{n} {g.op(f'sub i{n} {m}, {base}')}, {size}")
-            if verb == "normal":  # to PTX, a zero is normal
+            if verb == "normal":  # in PTX, a zero counts as normal
                 p = g.op(f"or i1 {p}, {g.op(f'icmp eq i{n} {m}, 0')}")
         else:
             test = {"finite": "ult", "infinite": "eq", "number": "ule", "notanumber": "ugt"}[verb]

@@ -109,7 +109,8 @@ def mul(op: Opcode) -> Action:
 
 @opcode("div", "rem")
 def div(op: Opcode) -> Action:
-    """A quotient or remainder by zero, which PTX does not define, is all ones, as on an H200."""
+    """`div` and `rem`. An integer quotient or remainder by zero, which PTX does not define, is all ones, as on an
+    H200."""
     if _is_float(op):
         return floating.division(op)
     rem = op.base == "rem"

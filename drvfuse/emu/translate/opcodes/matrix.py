@@ -54,7 +54,7 @@ def together(g: Emitter, ins: Instruction, function: str | None = None) -> int:
 
 
 def give(g: Emitter, registers: tuple[Any, ...]) -> None:
-    """Emit stores of registers to the lane's exchange area."""
+    """Emit stores of registers to the lane's exchange area in its frame, where the native library reads them."""
     assert len(registers) <= abi.EXCHANGE_WORDS
     at = g.exchange()
     g.put("op_a", f"i32 {at}")

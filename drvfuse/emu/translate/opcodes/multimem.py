@@ -32,7 +32,7 @@ _VECTORS = {**dict.fromkeys(_INTEGERS, ("",)), **_HALVES, **_REALS, **_FP8}
 
 
 def _operations(verb: str, type_: str, vector: str) -> tuple[str, ...]:
-    """The operations that a reduction of a type has."""
+    """The operations that `multimem.red` or `multimem.ld_reduce` (`verb`) can do on elements of a type."""
     if type_ in _INTEGERS:
         return _INTEGERS[type_]
     if type_ in _HALVES and (verb == "ld_reduce" or vector):

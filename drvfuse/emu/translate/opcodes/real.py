@@ -58,7 +58,7 @@ def flush_tiny(g: Emitter, kind: str, mode: str, result: str, unrounded: str, so
     n, m, f, s = FORMATS[kind].width, FORMATS[source].width, FORMATS[kind], FORMATS[source]
     magnitude = g.op(f"and i{m} {unrounded}, {(1 << (m - 1)) - 1}")
     least = (1 - f.bias + s.bias) << s.mantissa
-    unit = 1 << s.mantissa - f.mantissa  # the unit in the last place (ulp) just below the least normal number
+    unit = 1 << s.mantissa - f.mantissa  # the distance between numbers of that precision, as bits of `source`
     limit = str(least - unit // 2 if mode == "rn" else least)
     if mode in ("rm", "rp"):
         away = g.op(f"icmp {'slt' if mode == 'rm' else 'sge'} i{m} {unrounded}, 0")
@@ -130,7 +130,7 @@ def directed64(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
 
 
 def plain(g: Emitter, verb: str, v: list[str], ll: str, nan: bool = False) -> str:
-    """One operation, rounded to nearest even."""
+    """An fp32 or fp64 operation, rounded to nearest even."""
     kind = "f32" if ll == "float" else "f64"
     if verb in ("add", "sub", "mul", "div"):
         return g.op(f"f{verb} {ll} {v[0]}, {v[1]}")

@@ -27,7 +27,7 @@ def _split(operand: Any) -> tuple[Any, str]:
 def _type(op: Opcode) -> str:
     """Consume and return the next type of an opcode that has several."""
     if not op.rest or op.rest[0] not in ("u32", "s32"):
-        raise RefusedError("the types .u32 or .s32 are expected")
+        raise RefusedError("the type .u32 or .s32 is expected")
     return op.rest.pop(0)
 
 
