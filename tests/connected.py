@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups whose ranks play processes within one real process: each rank has a thread, an emulated process and a
+"""Groups with a process per rank, emulated within one real process: each rank has a thread, an emulated process and a
 board."""
 
 from __future__ import annotations

@@ -264,7 +264,8 @@ class DividedGpu:
 
 
 def divide(how: str) -> None:
-    """Make `cuda.bindings.driver` of this process that of a `DividedGpu`. Call it before drvfuse opens the driver.
+    """Replace the functions of `cuda.bindings.driver` by those of a `DividedGpu`. Call this before drvfuse opens the
+    driver.
 
     The streams of all ranks must be able to run at once, so CUDA_DEVICE_MAX_CONNECTIONS is set to its largest value.
     """

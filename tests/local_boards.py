@@ -44,7 +44,7 @@ class LocalBoards:
         self._connections[rank].sever()
 
     def close(self) -> None:
-        """Close all boards, those that were split from them included."""
+        """Close all boards, and the boards that were split from them."""
         for connection in self._connections:
             connection.leave_all("it has closed the group")
         self._server.stop()

@@ -2,7 +2,7 @@
 """Keeps the test suite from creating a multicast object on the CUDA driver, whatever a test asks for.
 
 Such an object depends on the fabric manager of the whole host, and one that goes wrong can take its GPUs out of
-service. The emulated driver is not touched: its functions are its own.
+service. The emulated driver is not affected, as it has functions of its own.
 
 Processes that tests start get a refusal too, by a directory in their PYTHONPATH: pools and workers inherit it, and
 `subprocess` adds it to an environment that a test has made. Interpreters that ignore PYTHONPATH (-I, -E) go without it.

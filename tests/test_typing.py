@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Type checks of the public API: every name is known, and programs of users pass mypy's strict mode."""
+"""Type checks of the public API: mypy knows every name, accepts correct programs in strict mode, and reports misuse."""
 
 from __future__ import annotations
 

@@ -232,7 +232,8 @@ def signature(app: Any, what: str, name: str, value: object, options: object, te
 
 
 def docstring(app: Any, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
-    """Sphinx's `autodoc-process-docstring`: docstrings are plain text with names in single backquotes, not RST."""
+    """Turn the lines of a docstring, which is plain text with names in single backquotes, into RST, in place. Handles
+    Sphinx's event `autodoc-process-docstring`."""
     blocks = "\n".join(_definitions(lines)).split("\n\n")  # an example is a block of its own, and shown as it is
     lines[:] = "\n\n".join(text if text.startswith(">>> ") else _escaped(text) for text in blocks).split("\n")
 

@@ -21,7 +21,7 @@ START, END = "<!-- tables: python -m tools.driver_functions -->", "<!-- end of t
 
 
 def _subjects() -> dict[str, list[str]]:
-    """Subject -> names of the emulated functions, in the order of the table of prototypes."""
+    """The names of the emulated functions by subject, in the order of the table of prototypes."""
     found: dict[str, list[str]] = {}
     names: list[str] = []
     for line in TABLE.splitlines():

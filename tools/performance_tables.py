@@ -17,7 +17,7 @@ def number(cell: str, in_brackets: bool = False) -> float | None:
 
 
 def table(section: str, where: str) -> list[Row]:
-    """The first table of a section that has a column `where`: for each row, a dict from column names to cells.
+    """The first table with a column `where` in a section: for each row, a dict from column names to cells.
 
     An empty first cell gets the value of the cell above it. The second of two columns NAME is called "NAME (2)".
     """

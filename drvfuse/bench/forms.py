@@ -34,8 +34,8 @@ class Form:
         return self == Form(self.quantisation) and self.quantisation.scales is not None
 
     def fits(self, columns: int) -> bool:
-        """Whether a row of `columns` columns consists of whole heads, if there are heads, and a head or row of whole
-        groups."""
+        """Whether rows of `columns` columns consist of whole heads, and heads of whole groups. A row without heads
+        counts as one head."""
         of_norm = self.head_columns or columns
         return columns % of_norm == 0 and of_norm % (self.quantisation.group or 1) == 0
 

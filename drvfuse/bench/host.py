@@ -75,7 +75,7 @@ def _case(where: Group | Device, name: str, op: Op[..., Any], *arrays: Any, **op
 
 @contextmanager
 def cases(driver: Driver, ranks: int) -> Iterator[list[Case]]:
-    """The collectives on the given number of ranks, and two ops on the first device."""
+    """Yield the list of all cases: two collectives on the given number of ranks, and two ops on the first device."""
     host = np.ones((1, COLUMNS), dtypes.get("bfloat16").numpy)
     with Group.local(ranks, driver=driver) as group:
         xs, gammas = ([rank.array(values) for rank in group] for values in (host, host[0]))

@@ -99,7 +99,7 @@ class _Noting:
 
 
 def lines(result: dict[str, Any]) -> list[list[str]]:
-    """The row of the table."""
+    """The one table line of a result, in a list; `HEAD` is the table's head."""
     one, over = result["one_node"]["off"], result["over_nodes"]
     cells = [result["op"], f"{result['rows']}x{result['cols']}", f"{one['us']:.2f}", f"{one['spread']:.2f}"]
     us, spread = over["off"]["us"], over["off"]["spread"]

@@ -45,8 +45,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def command(commands: Any, name: str, does: str, *more: str, **options: Any) -> Any:
-    """Add the parser of a command. `does` says in a phrase what it does: the list of all commands has the phrase, and
-    the command's own help begins with it as a sentence. In the command's help the sentences `more` follow."""
+    """Add the parser of a command. The phrase `does` says what the command does. The list of all commands shows the
+    phrase. The command's own help begins with the phrase, made a sentence, and continues with the sentences `more`."""
     sentences = [f"{does[0].upper()}{does[1:]}.", *more]
     parser = commands.add_parser(name, help=does, description=" ".join(sentences), **options)
     parser.set_defaults(prog=parser.prog)

@@ -22,7 +22,7 @@ def test_every_algorithm_is_timed_beside_the_wire_time(
     options = ("--driver", "emu", "--max-blocks", "4", "--gpus", "3", "--kib", "1", "3", "--out", str(out))
     assert main(["bench", "broadcast", *options]) == 0
     results = json.loads(out.read_text())
-    assert [result["kib"] for result in results] == [1.125, 3.09375]  # rounded up to whole packs per pair
+    assert [result["kib"] for result in results] == [1.125, 3.09375]  # rounded up to whole packs per pair of ranks
     for result in results:
         assert set(result["ours"]) == {"push", "relay", "put", "pull", "auto"} and not result["peers"]
         assert all(found[level]["us"] > 0 for found in result["ours"].values() for level in moves.LEVELS)

@@ -125,7 +125,7 @@ def test_no_descriptor_stays_open(machine: df.emu.Machine, three: Ranks) -> None
     before = descriptors()
     three.connect()
     three.each(lambda group: group.symmetric(4096).close())
-    # for each of the three mapped report blocks, `mmap` and the emulated driver each hold a descriptor
+    # Each of the three ranks maps the memory for hang reports. `mmap` and the emulated driver each keep a descriptor.
     assert len(descriptors()) == len(before) + 6
     for group in three.groups:
         group.close()

@@ -76,7 +76,7 @@ def own_machine() -> Iterator[df.emu.Machine]:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses between attempts, in seconds; the tests do not wait for them."""
+    """The pauses between attempts at the set-up, in seconds. They are recorded, and nothing sleeps."""
     found: list[float] = []
     monkeypatch.setattr("drvfuse.comm.multicast.time.sleep", found.append)
     return found
@@ -223,8 +223,8 @@ def test_the_agreed_failure_does_not_depend_on_the_order_of_ranks() -> None:
     assert multicast.agreed([None, None]) is None
 
 
-# Mutants: faults planted into the set-up. `Multicast` itself notices the first two, which bind before all devices are
-# added. With this check removed the bind would wait for ever, which the emulated driver reports.
+# Mutants: faults planted into the set-up. The first two bind memory before all devices are added. `Multicast` refuses
+# such a bind. Without the refusal the bind would wait for ever, and the emulated driver would report a deadlock.
 
 
 def add_and_bind(group: df.Group, patch: pytest.MonkeyPatch) -> None:

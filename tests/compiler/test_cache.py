@@ -83,7 +83,7 @@ def test_the_size_never_exceeds_the_limit(folder: Path) -> None:
 def test_the_limit_counts_entries_of_earlier_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(6):
         age(store(number), 1000 - number)
-    monkeypatch.setattr(cache, "_sizes", {})  # as in another process, which does not know the sizes
+    monkeypatch.setattr(cache, "_sizes", {})  # as in another process, which does not know the entries' sizes
     with config.override(cache_limit=3 * ENTRY):
         store(6)
     assert numbers(folder) == [5, 6]

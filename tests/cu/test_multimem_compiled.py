@@ -34,7 +34,7 @@ TAILS = {
     "float32": "multimem.ld_reduce.relaxed.sys.global.add.f32",
 }
 STORE = "multimem.st.relaxed.sys.global"
-MACHINE_SUMS = {  # the instructions of sm_90 and sm_100
+MACHINE_SUMS = {  # patterns of SASS instructions of sm_90 and sm_100
     "bfloat16": r"LDGMC\.E\.(?:F32ADD|HPADD)\.BF16x8\.RN\.STRONG\.SYS",
     "float16": r"LDGMC\.E\.(?:F32ADD|HPADD)\.F16x8\.RN\.STRONG\.SYS",
     "float32": r"LDGMC\.E\.ADD\.F32x4\.RN\.STRONG\.SYS",
@@ -59,7 +59,7 @@ FORMS = [
     {"staged": True},
     {"to_outputs": True},
 ]
-# bfloat16 has every form; the other dtypes have some forms each, as kernels take long to compile.
+# Every form is compiled for bfloat16, and only some forms for each other dtype, as kernels take long to compile.
 VARIANTS = [allreduce(**form) for form in FORMS]
 VARIANTS += [allreduce(dtype=F16, **form) for form in FORMS[::2]] + [
     allreduce(dtype=F32, **form) for form in FORMS[1::2]

@@ -206,8 +206,7 @@ def test_cupy_waits_for_results_on_its_current_stream(connect: Any, ranks: int, 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("non_blocking", [False, True])
 def test_cupys_graphs_replay_calls(connect: Any, ranks: int, non_blocking: bool, rng: np.random.Generator) -> None:
-    """Replays are right if CuPy captures a call in one graph per device, each with kernels of CuPy before and after the
-    part of the device's rank."""
+    """Each device has a CuPy graph, in which its rank's part of the call lies between kernels of CuPy."""
     two, one = np.float32(2), np.float32(1)
     with connect(ranks) as group:
         x, y, total, out = (zeros(group, (16, 1024)) for _ in range(4))

@@ -59,7 +59,8 @@ SIGNATURES: dict[Any, tuple[dict[str, str], int]] = {
 
 
 def compiled(capability: int) -> dict[str, dict[str, Any]]:
-    """Name -> threads of a block, bytes of shared memory, BLOCK, PTX and cubin, for a compute capability such as 90."""
+    """Compile all kernels for a compute capability such as 90. Returns for each, by name, the threads of a block, the
+    bytes of shared memory, BLOCK, PTX and cubin."""
     # Products and sums are rounded separately, as in numpy.
     options = {"enable_fp_fusion": False, "num_warps": 4}
     found = {}

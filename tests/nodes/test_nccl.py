@@ -218,7 +218,7 @@ def test_an_error_of_nccl_is_named(stand, monkeypatch):
         stand.answers = [3]
         with pytest.raises(errors.ExchangeError, match=r"by NCCL failed: result 3 \(the last error\)"):
             df.allreduce(group, xs)
-        df.allreduce(group, xs)  # the call has reset the group
+        df.allreduce(group, xs)  # this call resets the group first
         assert stand.calls.count("init") == 8
 
         def broken(*arguments):

@@ -23,7 +23,7 @@ class Table:
 
 
 class ThreadExchange:
-    """An engine for each rank; all share one table."""
+    """The engine of one rank. The engines of all ranks share one table."""
 
     name = "threads"
     watched = False
@@ -78,7 +78,7 @@ class ThreadExchange:
         return values
 
     def _exchange_values(self, part: Part | Pieces, own: Any) -> list[Any]:
-        """Exchange values with the peers in all nodes."""
+        """Give `own` to the peers in all nodes. Return the values of all nodes, in the order of the nodes."""
         member = part.member
         self._number += 1
         keys = [(self._opened, self._number, member.place, node) for node in range(self._nodes.count)]

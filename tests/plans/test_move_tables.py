@@ -19,7 +19,7 @@ WORKSPACES = st.sampled_from([4096, 17_500, 80_000, 1 << 21, 1 << 26, 10 << 30])
 
 @st.composite
 def tables(draw):
-    """A Hypothesis strategy: the work of a call, and the bytes of each output of each rank."""
+    """A Hypothesis strategy: the `MoveWork` of a call, and the bytes of each rank's outputs."""
     n, row_bytes = draw(RANKS), draw(st.integers(1, 70) | st.integers(1, 1 << 22))
     few = st.integers(0, 40)
     kind = draw(st.sampled_from(["all_gather", "broadcast", "all_to_all"]))

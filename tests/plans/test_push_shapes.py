@@ -28,7 +28,7 @@ WORKSPACES = st.sampled_from([4096, 17_500, 80_000, 1 << 21, 1 << 26, 10 << 30])
 
 @st.composite
 def allreduces(draw):
-    """A Hypothesis strategy: work of a plain all-reduce, its number of elements, and the bytes of a workspace."""
+    """A Hypothesis strategy: the `Work` of a plain all-reduce, its number of elements, and the bytes of a workspace."""
     itemsize = draw(st.sampled_from([2, 4]))
     work = Work("allreduce", draw(st.sampled_from(ALGOS)), draw(RANKS), itemsize, itemsize)
     count = draw(st.integers(1, 2000) | st.integers(1, 1 << 34) | st.integers(1, 1 << 18).map(lambda k: 512 * k))
@@ -37,8 +37,8 @@ def allreduces(draw):
 
 @st.composite
 def norms(draw):
-    """A Hypothesis strategy: work of a fused all-reduce, its rows and columns, the bytes of a workspace, and whether
-    clusters may be used.
+    """A Hypothesis strategy: the `Work` of a fused all-reduce, its rows and columns, the bytes of a workspace, and
+    whether clusters may be used.
     """
     itemsize = draw(st.sampled_from([2, 4]))
     residual = draw(st.booleans())

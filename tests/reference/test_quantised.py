@@ -71,7 +71,7 @@ def test_groups_with_zeros_infinities_and_nans_follow_the_rules():
     assert bits(output)[:, 6].tolist() == [0, 0, 0x7F, 0]
     output, scales = reference.quantise(y, Q.per_group(64))
     assert scales[0, 0] == 0 and np.isinf(scales[1, 0]) and np.isnan(scales[2, 0])
-    assert bits(output)[:, 5].tolist() == [0, 0x7F, 0x7F, 0x7E]  # infinity times 0 is no number
+    assert bits(output)[:, 5].tolist() == [0, 0x7F, 0x7F, 0x7E]  # infinity times 0 is NaN
     output, scales = reference.quantise(y, Q.nvfp4(1.0))
     assert bits(scales)[:, 0].tolist() == [0, 0x7E, 0x7F, 0x23]  # 1 / 6 rounds to 0.171875
     assert output[:, 2].tolist() == [0, 0x70, 0x70, 0x70]

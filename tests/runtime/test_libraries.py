@@ -270,7 +270,7 @@ def test_a_launch_of_a_graph_orders_no_stream_for_own_arrays_or_on_the_stream_of
             prepared = df.allreduce.prepare(group, *arrays)
             with df.Graph.capture([rank.stream]) as graph:
                 prepared.launch()
-            for _ in range(2):  # the second launch follows a call on the same stream
+            for _ in range(2):  # counts the second launch, which follows one on the same stream
                 calls = counted_calls(rank.device.driver, lambda graph=graph, on=on: graph.launch(on))
             assert calls.count("cuStreamWaitEvent") == waits
             if not waits:

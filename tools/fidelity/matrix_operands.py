@@ -250,8 +250,8 @@ def _edge(m: _Maker) -> Tile:
 
 
 def _beyond(m: _Maker) -> Tile:
-    """A tile whose products are as large as the operands allow and cancel in pairs, except for a few; C is of any
-    size."""
+    """A tile whose products are as large as the operands allow. All but a few products cancel in pairs, and C has any
+    magnitude."""
     a, b, c = m.tile((m.a.bias - 3, m.a.bias), (m.b.bias - 3, m.b.bias), (-m.c.bias, m.c.bias))
     _cancel(m, a, b)
     a[m.some(a.shape, 64)] ^= np.uint64(1)

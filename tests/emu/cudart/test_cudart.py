@@ -272,7 +272,7 @@ def test_a_refused_function_fails_by_name_and_is_reported_once(cudart, machine):
     extent = RT.make_cudaExtent(1, 1, 1)
     for _ in range(2):
         assert cudart.cudaMalloc3DArray(None, extent, 0) == (E.cudaErrorNotSupported, None)
-        assert cudart.cudaImportExternalMemory(None) == (E.cudaErrorNotSupported, None)  # the driver refuses this value
+        assert cudart.cudaImportExternalMemory(None) == (E.cudaErrorNotSupported, None)  # the driver refuses this call
     words = [report.message for report in machine.reports]
     assert words[0] == "cudaMalloc3DArray is refused: arrays, textures and surfaces are not emulated"
     assert len(words) == 2 and words[1].startswith("cuImportExternalMemory is refused")

@@ -439,7 +439,9 @@ def test_writes_to_read_only_memory_are_refused(machine: Machine, cuda: Any, que
     assert machine.reports[-1].kind == "read_only"
 
 
-FOREIGN = {  # memory of device 1, and whether a call in the context of device 0 accepts it, as measured on an H200
+# Memory of device 1, and whether three calls in the context of device 0 accept it, as measured on an H200: a copy, a
+# fill, and a peer copy that names the context of device 0 for it.
+FOREIGN = {
     "virtual, its own": (False, False, False),
     "virtual, of both": (True, True, True),
     "a pool's": (False, False, False),

@@ -43,7 +43,7 @@ MUTANTS = {
 
 
 def _run(body: str, seed: int, rng: np.random.Generator) -> tuple[set[str], bool]:
-    """Make a run. Returns the kinds of its reports, and whether all results are right."""
+    """Run a kernel with this body. Returns the kinds of the reports, and whether all results are right."""
     profile = ("hardware", "strict")[seed % 2]
     with Machine(devices=RANKS, seed=seed, race=profile, delay_stores=seed % 3 == 0) as machine:
         cuda = machine.driver

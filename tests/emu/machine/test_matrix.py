@@ -37,7 +37,7 @@ def fault_of(rig: Rig, body: str, kind: str, block: int = 32) -> Fault:
     return fault
 
 
-# All of it together -------------------------------------------------------------------------------------------------
+# A matrix product ---------------------------------------------------------------------------------------------------
 # One warp computes C = A * B in fp16, in steps of a 16x16 tile of A and a 16x8 tile of B, and stores C by stmatrix.
 GEMM = """
 __device__ unsigned at(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }

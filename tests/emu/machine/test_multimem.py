@@ -412,7 +412,7 @@ def test_an_access_before_every_member_is_bound_is_found(machine: Machine, cuda:
 def test_a_bind_before_all_devices_are_added_is_found(machine: Machine, cuda: Any) -> None:
     machine.threads.others = lambda: False  # type: ignore[method-assign]
     handle = ok(cuda.cuMulticastCreate(object_prop(2)))
-    for device in range(2):  # the case "loop" deadlocks in its first iteration
+    for device in range(2):  # the bind of the first iteration waits for device 1, which is a deadlock
         ok(cuda.cuMulticastAddDevice(handle, device))
         memory = ok(cuda.cuMemCreate(PIECE, memory_prop(device), 0))
         result = cuda.cuMulticastBindMem(handle, 0, memory, 0, PIECE, 0)[0]

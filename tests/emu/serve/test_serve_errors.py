@@ -98,7 +98,7 @@ def test_a_server_closes_while_a_connection_s_thread_starts(served, monkeypatch)
         start(thread)
 
     def unless_it_accepts(thread: threading.Thread, timeout: float | None = None) -> None:
-        # close() must not wait for this thread, as it is in `late` and then starts the connection's thread
+        # close() must not wait for the accepting thread, which is still in `late`, before `start`
         if thread.name != "drvfuse-accept":
             join(thread, timeout)
 

@@ -195,7 +195,7 @@ def _relu(a: int) -> int:
 
 
 def _narrowed(a: int, mode: str) -> int:
-    """fp64 to fp32: a NaN keeps its sign and the high bits of its payload, and is quiet."""
+    """An fp64 number as fp32. A NaN keeps its sign and the high bits of its payload, and becomes quiet."""
     if is_nan(a, "f64"):
         return a >> 32 & 0x80000000 | 0x7FC00000 | a >> 29 & 0x7FFFFF
     return encode(decode(a, "f64"), "f32", mode)
@@ -260,6 +260,6 @@ def _packed(*v: int, f: Callable[..., int]) -> int:
 
 
 def _loose64(*v: int, f: Callable[..., int]) -> int:
-    """fp64 keeps NaN payloads; the reference gives any NaN, so all NaNs compare equal."""
+    """The bits of an fp64 result of `f`, or -1 for any NaN, as `f` does not model the payloads that fp64 keeps."""
     r = f(*v)
     return -1 if is_nan(r, "f64") else r

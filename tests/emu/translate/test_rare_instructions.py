@@ -32,7 +32,7 @@ def encloses(exact: Fraction, low: Fraction, high: Fraction, squares: bool) -> b
 
 def test_directed_rounding_gives_the_next_number_in_its_direction(rng: np.random.Generator) -> None:
     x, y, z = (rng.standard_normal(COUNT) * 10.0 ** rng.integers(-150, 150, COUNT) for _ in "xyz")
-    x[:8], y[:8], z[:8] = 3.0, 8.0, -24.0  # exact results
+    x[:8], y[:8], z[:8] = 3.0, 8.0, -24.0  # operands with exact results
     instructions = [(name, mode) for name in OPERATIONS for mode in ("rz", "rm", "rp", "rn")]
     body = "".join(
         f"{name}.{mode}.f64 r, {', '.join('xyz'[: OPERATIONS[name][0]])};"

@@ -13,7 +13,7 @@ from ptx_harness import Program, pointers
 from drvfuse.emu import abi
 
 WIDTHS = {"r": 32, "d": 64, "h": 16}
-COUNT = 5  # registers of each width, and predicates
+COUNT = 5  # the number of registers of each width, and of predicates
 State = dict[str, int]
 Step = Callable[[State], None]
 

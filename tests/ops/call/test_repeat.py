@@ -53,7 +53,7 @@ def filled(where: Any, value: float, shape: Any = (3, 64), dtype: Any = BF16) ->
 
 
 def each(group: df.Group, *values: float, shape: Any = (3, 64), dtype: Any = BF16) -> list[df.Array]:
-    """An array per rank, filled with the rank's value. Ranks beyond the last value have the last one."""
+    """An array per rank, filled with the rank's value. Ranks beyond the last value get the last value."""
     return [filled(rank, values[min(i, len(values) - 1)], shape, dtype) for i, rank in enumerate(group)]
 
 

@@ -51,7 +51,7 @@ SPECIAL_GRADIENTS = ("NaN in g", "infinite g", "zero g", "NaN in w", "zero w", "
 @pytest.mark.parametrize("name", SPECIAL_GRADIENTS)
 def test_special_values_of_the_gradient_have_the_bits_of_the_reference(device, rng, name):
     """A NaN in g makes its row of dx and its column of dw NaN. A NaN in w makes all of dx NaN, as the mean c1 of every
-    row is then NaN, and none of dw.
+    row is then NaN, but no element of dw.
     """
     values = case(rng, (33, 96))
     rstd = coat_rmsnorm.row_rstd(values.x, values.s_x, 16, 1e-5)
@@ -120,7 +120,7 @@ def test_quotients_that_are_exact_ties_round_to_even(device, rng, significand):
 
 @pytest.mark.parametrize("first", [1, 2, 8, 48])
 def test_rows_may_begin_at_any_address(device, rng, first):
-    """The rows are slices of wider arrays that begin at multiples of 1, 2, 8 and 16 bytes."""
+    """The rows are slices of wider arrays. Each slice begins at a multiple of 1, 2, 8 or 16 bytes."""
     wide = case(rng, (33, 192))
     x, s_x, _, g = place(device, wide)
     columns = slice(first, first + 96)

@@ -133,7 +133,7 @@ def test_a_workspace_of_the_caller_must_be_zeroed(op, space):
     op.give_up(workspace=space)
     with pytest.raises(GridTimeout):
         op.run(workspace=space)
-    op.check(op.run())  # the next launch has another number
+    op.check(op.run())  # uses a workspace of drvfuse's own, not `space`
     op.run(workspace=space)
     op.device.synchronize()
     with pytest.raises(GridTimeout, match="not zeroed"):

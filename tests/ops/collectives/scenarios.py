@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small situations on the emulated driver, each of which goes wrong if one line of the collectives is missing.
 
-Every scenario raises AssertionError, and nothing else, if the collective does not keep its contract in it.
+A scenario raises AssertionError, and nothing else, if the collective breaks its contract.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def one_timeout_ends_all(op: str, algo: str) -> None:
             hasty = _prepare(group, op, xs, algo=algo)
         with config.override(spin_timeout=1000.0):
             patient, second = (_prepare(group, op, xs, algo=algo) for _ in range(2))
-        patient._sequence.launches[0] = hasty._sequence.launches[0]  # the time-out is a launch parameter
+        patient._sequence.launches[0] = hasty._sequence.launches[0]  # so only rank 0's launch has the short time-out
         patient.launch(rank=0)
         patient.launch(rank=1)
         for early in (0, 1):

@@ -57,8 +57,8 @@ def fused(group, xs, **changes):
 
 
 def test_arrays_of_a_closed_buffer_are_refused(group, xs):
-    """An array whose symmetric buffer is closed is refused as the operand of any rank, also of the rank on its
-    device."""
+    """An array whose symmetric buffer is closed is refused as the operand of any rank, even of the rank on whose device
+    the array lies."""
     buffer = group.symmetric(4 * 32 * 2)
     gone = buffer.arrays(SHAPE, "bfloat16")
     buffer.close()

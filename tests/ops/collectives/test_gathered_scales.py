@@ -139,7 +139,7 @@ def test_ranks_in_separate_processes_gather_the_scales_of_the_reference(rng):
 
 
 def test_a_list_is_returned_without_scales_and_a_named_pair_with_scales(open_group):
-    """The result is a list without scales or with a quantisation that has none, and a named pair with scales."""
+    """The result is a list if no scales are given or the quantisation has none. With scales it is a named pair."""
     group = open_group(1)
     codes = [group[0].zeros((4, 64), "float8_e4m3fn")]
     for made in (None, Q.static(0.5), Q.none()):

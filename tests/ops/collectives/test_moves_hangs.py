@@ -61,7 +61,7 @@ def two():
 @pytest.mark.emulated
 @pytest.mark.parametrize("algo", ["auto", "pull"])
 def test_ranks_in_separate_processes_have_the_same_bytes(two, rng, algo):
-    """Arguments are bare arrays; `put` and `pull` use the workspaces, which other processes have mapped."""
+    """Each rank passes an array, not a list. `put` and `pull` use the workspaces, which other processes have mapped."""
     hosts = [rng.integers(0, 256, (4, 1000), np.uint8) for _ in range(2)]
     scales = [rng.standard_normal(4).astype(np.float32) for _ in range(2)]
 

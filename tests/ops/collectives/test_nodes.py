@@ -217,7 +217,7 @@ def test_plain_calls_of_one_layout_are_planned_once(open_nodes, rng, monkeypatch
     group = open_nodes(4, 2)
     gamma = replicate(group, gamma_of(rng, 64))
     for number in range(4):
-        if number == 2:  # later calls are neither checked nor planned
+        if number == 2:  # from here on a call that plans again would fail
             monkeypatch.setattr("drvfuse.ops.collectives.nodes.sums", None)
         hosts = inputs(rng, 4, (6, 64))
         xs = place(group, hosts)

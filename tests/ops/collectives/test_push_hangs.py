@@ -91,7 +91,7 @@ def test_a_rank_that_is_never_launched_is_named(new_group, rng, driver, algo, op
 @pytest.mark.emulated
 @pytest.mark.parametrize(("algo", "ranks"), [("push_one_shot", 4), ("push_one_shot", 8), ("push_two_shot", 4)])
 def test_with_the_default_bound_one_missing_rank_of_many_is_named(rng, algo, ranks):
-    """A thread that polls the words of many peers reads its clock rarely."""
+    """The error comes although a thread that polls the words of many peers reads its clock rarely."""
     hosts = random_inputs(rng, ranks, (2, 64), "float16")
     with df.emu.Machine(devices=ranks) as machine, df.Group.local(ranks, driver=machine, max_blocks=4) as group:
         inputs = [rank.array(host) for rank, host in zip(group, hosts, strict=True)]

@@ -172,7 +172,7 @@ def stress(driver: Any, n: int, rng: np.random.Generator, kinds: Any, number: in
         for calls in both:
             with df.Graph.capture(calls.streams) as graph:
                 for kind in rng.integers(len(kinds), size=6):
-                    calls.launch(int(kind), number)  # captured calls share this number in `wrong`
+                    calls.launch(int(kind), number)  # all captured calls count wrong bytes under this number
             graphs.append(graph)
         for done in range(number):
             which = int(rng.integers(2))

@@ -13,7 +13,7 @@ from drvfuse.ops.collectives import plan
 
 pytestmark = pytest.mark.emulated
 
-FILE, STEP = 65536, 8  # registers of a multiprocessor of sm_90a, and the granularity of allocation per thread
+FILE, STEP = 65536, 8  # registers of an sm_90a multiprocessor; those of a thread are a multiple of STEP
 
 
 class Chosen(Exception):

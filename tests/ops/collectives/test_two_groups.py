@@ -125,7 +125,7 @@ def test_no_group_is_opened_while_a_graph_holds_an_early_launch(machine, rng):
     graph.launch(streams[0])
     graph.close()
     second = opened(machine, [1, 2])
-    with df.Graph.capture(streams) as graph:  # triggers late, so it does not delay the other group
+    with df.Graph.capture(streams) as graph:  # the captured call triggers late, so groups can still be opened
         call.launch()
     opened(machine, [1]).close()
     second.close()
@@ -243,7 +243,7 @@ def test_a_group_without_a_budget_fills_its_devices_while_it_is_alone(small, rng
         assert_bits(ys, reference.allreduce(hosts))
         assert_bits(result.output, expected.output)
         assert_bits(result.scales, expected.scales)
-        df.allreduce(group, place(group, hosts), ys, algo=algo)  # a plain call; later ones repeat the first
+        df.allreduce(group, place(group, hosts), ys, algo=algo)  # later checks reuse the plan of this call
         assert_bits(ys, reference.allreduce(hosts))
 
     wide = grid(plain), grid(norm)

@@ -32,7 +32,7 @@ def op(arrays, **rest):
 
 def test_captured_calls_replay_on_new_contents(device, rng, of, arrays):
     given = results(device, of)
-    with df.Graph.capture(device.stream) as graph:  # the first call of these shapes
+    with df.Graph.capture(device.stream) as graph:  # no call of these shapes was made before
         op(arrays, **given)
         with pytest.raises(CaptureError, match="scales=None"):
             op(arrays, output=given["output"])
