@@ -97,7 +97,7 @@ def _lz4(block: bytes, size: int) -> bytes:
 
 
 def _lz4_length(block: bytes, at: int, length: int) -> tuple[int, int]:
-    """(a length, the offset after it). If the nibble `length` is 15, bytes are added to it, until one is not 255."""
+    """(length, offset after it). Bytes are added to the nibble `length` if it is 15; the last of them is not 255."""
     if length == 15:
         while True:
             length += block[at]
@@ -121,7 +121,7 @@ def _libzstd() -> Any:
 
 def _zstd(content: bytes, size: int) -> bytes:
     if size > _MOST:
-        raise FatbinError(f"a compressed entry has {size} bytes by its header; at most {_MOST} are supported")
+        raise FatbinError(f"the header of a compressed entry says {size} bytes; at most {_MOST} are supported")
     out = ctypes.create_string_buffer(size)
     if _libzstd().ZSTD_decompress(out, size, content, len(content)) != size:
         raise FatbinError("a compressed entry cannot be decompressed")

@@ -103,7 +103,9 @@ def _of_default_machine(name: str) -> Any:
 
 
 def _named(call: Any, name: str) -> Any:
-    """Give a function the name and the signature of the bindings and, if it has no docstring, their docstring."""
+    """Give a function the name and the signature of the bindings, and a docstring: that of the emulation, else that of
+    the bindings or, for a refused function, the reason.
+    """
     call.__wrapped__ = original = FUNCTIONS.get(name)
     call.__name__ = call.__qualname__ = name
     call.__doc__ = (ENTRIES[name].function.__doc__ or original.__doc__) if name in ENTRIES else refusal(name)

@@ -25,8 +25,8 @@ _END = 1 << 56  # the end of a program's address space
 def check_range(proc: Process, verb: str, address: int, nbytes: int, device: bool, context: Context) -> None:
     """Check the source or the destination of a copy that is made in `context`. Memory of the machine must be live, and
     the device of the context must have access to it; host memory must be mapped. An address of at least `FOREIGN` is
-    `FOREIGN` plus an address of host memory in a client. The address in the client must lie below `_END`: it is larger
-    only if the memory was registered, and is not registered any more.
+    `FOREIGN` plus an address of host memory in a client. The address in the client must lie below `_END`. A higher one
+    is that of memory which was registered (`serve/host_memory.py` adds 2^56 to it), and is not registered any more.
 
     The device of the stream does not matter: a copy on another device's stream needs access from the current context.
     """

@@ -181,7 +181,9 @@ def cuDeviceGetHostAtomicCapabilities(proc: Process, operations: list[Any], coun
 def cuDeviceGetP2PAtomicCapabilities(
     proc: Process, operations: list[Any], count: int, srcDevice: Any, dstDevice: Any
 ) -> list[int]:
-    """Returns all operations for which kernels have instructions, if one device can reach the other."""
+    """Returns the capabilities of each operation: those of the PTX instructions, or 0 if `srcDevice` cannot reach
+    `dstDevice`.
+    """
     source, target = proc.device(srcDevice), proc.device(dstDevice)
     check(source is not target, R.CUDA_ERROR_INVALID_DEVICE)
     check(count)

@@ -119,7 +119,7 @@ def cuEventSynchronize(proc: Process, hEvent: Any) -> None:
 @entry(1, bindings=12, name="cuEventElapsedTime_v2")
 @entry(1)
 def cuEventElapsedTime(proc: Process, hStart: Any, hEnd: Any) -> float:
-    """Returns milliseconds of virtual time. Each operation between the two events takes some."""
+    """Returns the virtual time between two events in milliseconds. Every operation takes some virtual time."""
     start, end = _recorded(proc, hStart), _recorded(proc, hEnd)
     check(start.timed and end.timed and start.op is not None and end.op is not None, R.CUDA_ERROR_INVALID_HANDLE)
     assert start.op is not None and end.op is not None

@@ -27,7 +27,9 @@ _REFUSED = {
 
 
 def command_of(proc: Process, p: Any, former: Command | None, strict: bool) -> Command | None:
-    """The command that CUgraphNodeParams describe. Its kind must be one whose parameters can be set."""
+    """The command that CUgraphNodeParams describe; None for an empty node. Raises Failure for a kind of node whose
+    parameters cannot be set.
+    """
     kind = kind_of(p)
     makers: dict[Any, Callable[[], Command]] = {
         _N.CU_GRAPH_NODE_TYPE_KERNEL: lambda: commands.kernel(proc, p.kernel, former, strict=strict),

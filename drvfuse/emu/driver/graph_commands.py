@@ -67,7 +67,9 @@ def with_attributes(proc: Process, launch: Launch, attributes: Attributes) -> La
 
 
 def describe_kernel(node: Node, p: Any) -> None:
-    """Fill in CUDA_KERNEL_NODE_PARAMS. The node owns the memory of the kernel's parameters."""
+    """Describe the launch of a node in the CUDA_KERNEL_NODE_PARAMS `p`. The node owns the memory of the kernel's
+    parameters.
+    """
     launch = node.command
     assert isinstance(launch, Launch)
     p.func, p.sharedMemBytes = T.CUfunction(launch.function.handle), launch.smem
@@ -86,7 +88,7 @@ def copy(proc: Process, p: Any, context: Context) -> Copy3D:
 
 
 def describe_copy(proc: Process, node: Node, p: Any) -> None:
-    """Fill in a CUDA_MEMCPY3D."""
+    """Describe the copy of a node in the CUDA_MEMCPY3D `p`."""
     command = node.command
     assert isinstance(command, Copy | Copy3D)
     if isinstance(command, Copy):
@@ -123,7 +125,7 @@ def fill(proc: Process, p: Any, context: Context) -> Fill:
 
 
 def describe_fill(node: Node, p: Any) -> None:
-    """Fill in CUDA_MEMSET_NODE_PARAMS."""
+    """Describe the fill of a node in the CUDA_MEMSET_NODE_PARAMS `p`."""
     command = node.command
     assert isinstance(command, Fill)
     p.dst, p.value, p.elementSize = T.CUdeviceptr(command.destination), command.value, command.size
@@ -141,7 +143,7 @@ def host(proc: Process, p: Any) -> HostCall:
 
 
 def describe_host(node: Node, p: Any) -> None:
-    """Fill in CUDA_HOST_NODE_PARAMS."""
+    """Describe the host function of a node in the CUDA_HOST_NODE_PARAMS `p`."""
     command = node.command
     assert isinstance(command, HostCall)
     p.fn, p.userData = T.CUhostFn(command.function), command.argument
@@ -188,7 +190,7 @@ def _operations(p: Any) -> list[Any]:
 
 
 def describe_batch(node: Node, p: Any) -> None:
-    """Fill in CUDA_BATCH_MEM_OP_NODE_PARAMS."""
+    """Describe the operations of a node in the CUDA_BATCH_MEM_OP_NODE_PARAMS `p`."""
     command = node.command
     assert isinstance(command, ValueOps)
     items = [_OPERATION.made_of(content) for content in node.given] or [_described(o) for o in command.operations]

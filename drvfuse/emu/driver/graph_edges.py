@@ -29,7 +29,7 @@ def data_of(edges: Iterable[Edge], count: int) -> list[Any]:
 
 
 def lossless(edges: Iterable[Edge]) -> None:
-    """Raise Failure if edges have data other than zero, which a query without data cannot return."""
+    """Raise Failure if an edge has data other than zero, as a query without data would lose the data."""
     check(all(edge == COMPLETE for edge in edges), R.CUDA_ERROR_LOSSY_QUERY)
 
 

@@ -39,7 +39,7 @@ def _instantiate(proc: Process, graph: Graph, flags: int) -> GraphExec:
     if graph.moved:
         raise _refused("the graph was moved into a child graph node: instantiate the graph that has this node")
     if graph.root.executable is not None:
-        raise _refused("a graph with allocation or free nodes has one executable at a time, and this graph has one")
+        raise _refused("a graph with allocation or free nodes can have only one executable, and this graph has one")
     return proc.add(GraphExec(proc, graph, flags & ~UPLOAD))
 
 
@@ -277,7 +277,7 @@ def _switchable(proc: Process, hGraphExec: Any, hNode: Any) -> Step:
 
 @entry()
 def cuGraphNodeSetEnabled(proc: Process, hGraphExec: Any, hNode: Any, isEnabled: int) -> None:
-    """Enables or disables a kernel, memcpy or memset node. Later launches do nothing in place of a disabled node."""
+    """Enables or disables a kernel, memcpy or memset node. Later launches skip a disabled node."""
     _switchable(proc, hGraphExec, hNode).enabled = bool(isEnabled)
 
 

@@ -52,7 +52,7 @@ def add_allocation(proc: Process, where: Where, p: Any) -> Node:
 
 
 def describe_allocation(node: Node, p: Any) -> None:
-    """Fill in CUDA_MEM_ALLOC_NODE_PARAMS."""
+    """Describe an allocation node in the CUDA_MEM_ALLOC_NODE_PARAMS `p`."""
     command = node.command
     assert isinstance(command, Allocate)
     memory, kinds = command.memory, T.CUmemLocationType

@@ -231,7 +231,7 @@ def event_handle(node: Node) -> Any:
 
 @entry(1)
 def cuGraphAddEventRecordNode(proc: Process, hGraph: Any, dependencies: Any, numDependencies: int, event: Any) -> Any:
-    """Adds a node that records an event. Later calls see the event as recorded once the graph is launched."""
+    """Adds a node that records an event. From the launch of the graph on, calls see the event as recorded."""
     where = place(proc, hGraph, dependencies, numDependencies)
     return handle(insert(proc, where, commands.record(proc, event)))
 

@@ -42,8 +42,8 @@ def ptx_of(proc: Process, image: bytes | None) -> str:
 
 
 def _newest(proc: Process, image: bytes) -> bytes:
-    """The PTX of a fat binary for the newest target that the devices can run; if there is none, the one with the lowest
-    requirement.
+    """The PTX of a fat binary for the newest target that the devices can run. If they can run none, the PTX for the
+    oldest target.
     """
     try:
         found = fatbin.entries(image)
@@ -108,7 +108,9 @@ def file_content(name: bytes) -> bytes:
 
 @contextlib.contextmanager
 def errors_logged(*logs: ErrorLog | None) -> Iterator[None]:
-    """Context manager: write a Failure in the body of the `with` statement to the first of `logs` that is not None."""
+    """Context manager: if the body of the `with` statement raises Failure, write its report to the first of `logs` that
+    is not None.
+    """
     try:
         yield
     except Failure as failure:

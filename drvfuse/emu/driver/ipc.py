@@ -54,8 +54,8 @@ def cuIpcGetMemHandle(proc: Process, dptr: Any) -> Any:
 
 @entry(1, unsafe=True)
 def cuIpcOpenMemHandle(proc: Process, handle: Any, Flags: int) -> Any:
-    """Opens memory of another process, at the same address as there, for the device of the current context. It may be
-    opened several times, and must be closed as often.
+    """Opens memory of another process for the device of the current context. The memory has the same address in both
+    processes. It may be opened several times, and must be closed as often.
     """
     context = proc.current()
     check(Flags in (0, _LAZY_PEER_ACCESS))

@@ -163,14 +163,14 @@ def _times(shape: Iterable[int]) -> str:
 
 
 def make(proc: Process, function: Function, grid: Dim, block: Dim, smem: int, params: bytes, a: Attributes) -> Launch:
-    """A checked launch of a function in its own context."""
+    """A checked launch of a function in the context of the function's module."""
     assert function.module is not None
     if function.code.refused:
         raise refused_kernel(function.image, function.name)
     name = function.name
     for what, shape, limits in (("grid", grid, _MAX_GRID), ("block", block, _MAX_BLOCK)):
         if not all(0 < size <= limit for size, limit in zip(shape, limits, strict=True)):
-            raise refused_launch(name, f"a {what} of {_times(shape)}, and the most is {_times(limits)}")
+            raise refused_launch(name, f"a {what} of {_times(shape)}: its sizes must be from 1 to {_times(limits)}")
     cluster = cluster_of(proc, function, grid, a.cluster)
     launch = Launch(
         *(function.module.context, function, grid, block, smem, params, a.cooperative, a.programmatic, a.priority),
@@ -178,13 +178,13 @@ def make(proc: Process, function: Function, grid: Dim, block: Dim, smem: int, pa
     )
     most = residency.max_threads(function)
     if launch.threads > most:
-        raise refused_launch(name, f"blocks of {launch.threads} threads, and the kernel may have {most}")
+        raise refused_launch(name, f"blocks of {launch.threads} threads, and the kernel may have at most {most}")
     if function.code.reqntid and tuple(function.code.reqntid) != block:
         needs = _times(function.code.reqntid)
         raise refused_launch(name, f"blocks of {_times(block)} threads, and the kernel needs {needs}")
     room = max_dynamic(proc, function)
     if not 0 <= smem <= room:
-        words = f"{smem} bytes of dynamic shared memory, and the kernel may have {room}; the attribute "
+        words = f"{smem} bytes of dynamic shared memory, and the kernel may have at most {room}; the attribute "
         raise refused_launch(name, words + "MAX_DYNAMIC_SHARED_SIZE_BYTES of the function sets this")
     resident = proc.machine.resident_blocks(launch)
     too_much = R.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES

@@ -128,7 +128,7 @@ def cuMemHostGetFlags(proc: Process, p: Any) -> int:
 @entry(unsafe=True)
 def cuMemHostRegister(proc: Process, p: Any, bytesize: int, Flags: int) -> None:
     """Pins memory for asynchronous copies. Kernels can access the memory, at the address that cuMemHostGetDevicePointer
-    returns, if it is shared memory of a file with an open descriptor or if the flag DEVICEMAP is given (see
+    returns, if it is a MAP_SHARED mapping of a file with an open descriptor or if the flag DEVICEMAP is given (see
     `machine/host_files.py`).
     """
     context = proc.current()

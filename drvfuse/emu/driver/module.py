@@ -35,7 +35,8 @@ def refused_kernel(image: EngineModule, name: str) -> Failure:
 
 
 def load(proc: Process, image: Any) -> EngineModule:
-    """Translate an image, unless the machine has its translation already. An error in the image becomes a report.
+    """Return the translation of an image, which the machine makes once and keeps. An error in the image becomes a
+    report.
 
     A kernel with an opcode that `translate/refused.py` lists fails when it is used. If all kernels have such opcodes,
     the load fails.

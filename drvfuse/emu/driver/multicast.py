@@ -85,13 +85,13 @@ def _bind_address(
 def cuMulticastBindMem(
     proc: Process, mcHandle: Any, mcOffset: int, memHandle: Any, memOffset: int, size: int, flags: int
 ) -> None:
-    """Binds memory, after waiting until all devices of the object were added."""
+    """Waits until all `numDevices` devices were added to the object, then binds memory."""
     _bind_memory(proc, mcHandle, None, mcOffset, memHandle, memOffset, size, flags)
 
 
 @entry(unsafe=True)
 def cuMulticastBindAddr(proc: Process, mcHandle: Any, mcOffset: int, memptr: Any, size: int, flags: int) -> None:
-    """Binds memory, after waiting until all devices of the object were added."""
+    """Waits until all `numDevices` devices were added to the object, then binds memory."""
     _bind_address(proc, mcHandle, None, mcOffset, memptr, size, flags)
 
 

@@ -55,8 +55,8 @@ def cuMemPoolExportPointer(proc: Process, ptr: Any) -> Any:
 
 @entry(1)
 def cuMemPoolImportPointer(proc: Process, pool: Any, shareData: Any) -> Any:
-    """Opens memory of an imported pool, at the same address as in its own process. It must be freed here, by
-    cuMemFreeAsync or cuMemFree, before its owner frees it.
+    """Opens memory of an imported pool, at the same address as in the process that owns it. This process must free it,
+    by cuMemFreeAsync or cuMemFree, before the owner frees it.
     """
     found = pool_of(proc, pool)
     export = present(item_of(proc, present(shareData), Export))

@@ -30,7 +30,7 @@ def _value(stream: Stream, name: str) -> Any:
     elif name == "SYNCHRONIZATION_POLICY":
         value.syncPolicy = T.CUsynchronizationPolicy.CU_SYNC_POLICY_AUTO
     elif name == "MEM_SYNC_DOMAIN_MAP":
-        ctypes.memmove(int(value.getPtr()), b"\0\1", 2)  # the default domain is 0, the remote one 1
+        ctypes.memmove(int(value.getPtr()), b"\0\1", 2)  # the default domain is 0, the remote domain is 1
     if name == "PRIORITY":
         value.priority = stream.priority
     return value

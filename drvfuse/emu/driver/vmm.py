@@ -85,7 +85,7 @@ def cuMemAddressFree(proc: Process, ptr: Any, size: int) -> None:
 @entry(unsafe=True)
 def cuMemMap(proc: Process, ptr: Any, size: int, offset: int, handle: Any, flags: int) -> None:
     """Maps memory or a multicast object. No device may access the range before cuMemSetAccess. For a multicast object
-    the call waits until all of the object's devices were added.
+    the call waits until all `numDevices` devices were added to the object.
     """
     found = proc.get(handle, Handle, R.CUDA_ERROR_INVALID_VALUE)
     address = ptr

@@ -41,7 +41,7 @@ class Allocation:
     synchronous: bool = False  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
     freed: bool = False  # whether cuMemFreeAsync is queued for the allocation
     export: Export | None = None  # the handle by which other processes can open the allocation
-    origin: Export | None = None  # the export of another process that this one has opened `opens` times
+    origin: Export | None = None  # the Export of another process's memory, which this process has opened `opens` times
     opens: int = 0
     access: dict[int, int] = field(default_factory=dict)  # for mapped memory: device -> CUmemAccess_flags
     number: int = field(default_factory=itertools.count(1).__next__)

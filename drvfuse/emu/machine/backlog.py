@@ -76,7 +76,7 @@ class Backlog:
         return bool(self._ready)
 
     def wake_held(self) -> None:
-        """Let each held operation start after the end of as many other operations as were drawn for it."""
+        """Let the held operations start that have waited for enough other operations to end (see `Backlog`)."""
         while self._held and self._held[0][0] <= self._ended:
             self.let_go()
 

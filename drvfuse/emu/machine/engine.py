@@ -39,9 +39,9 @@ class Engine:
     """Runs the launches of one machine. With seed 0, blocks run in order; other seeds rotate that order, and hold
     launches and warps back.
 
-    `loop_limit`: the most accesses, or rounds of loops without accesses, that a thread may make between two suspends.
-    `delay_stores`: stores reach other blocks late (native/delay.cuh). `idle`: whether the last `run` ended because no
-    thread could continue. `clock_ns`: the virtual time.
+    `loop_limit`: the most accesses, or iterations of loops without accesses, that a thread may make between two
+    suspends. `delay_stores`: stores reach other blocks late (native/delay.cuh). `idle`: whether the last `run` ended
+    because no thread could continue. `clock_ns`: the virtual time.
     """
 
     def __init__(

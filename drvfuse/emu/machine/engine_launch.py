@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .heap import Heap
     from .work import Op
 
-_ENVIRONMENT_BYTES = 256  # the workspace of a cooperative grid barrier
+_ENVIRONMENT_BYTES = 256  # the size of the memory for the barrier of a cooperative grid
 
 
 class EngineLaunch:
@@ -254,8 +254,8 @@ class EngineLaunch:
 
 @functools.cache
 def _owner_classes(device: int) -> Any:
-    """An array with an `abi.MemoryOf` for each owner of memory, by the owner's number in access words. A launch on this
-    device counts accesses to the owner's memory under it.
+    """For each owner that an access word can name (a device, the host, ...): the `abi.MemoryOf` under which a launch on
+    `device` counts accesses to the owner's memory.
     """
     classes = (ctypes.c_uint8 * 256)(*[MemoryOf.PEER] * 8)
     classes[device] = MemoryOf.DEVICE

@@ -98,7 +98,7 @@ class Plan:
 
 @dataclass(eq=False)
 class GraphExec(Object):
-    """An executable graph. `last` are the operations that end its last launch."""
+    """An executable graph. `last` ends when its most recent launch has ended, and is None before the first launch."""
 
     process: Process
     graph: Graph
@@ -198,7 +198,7 @@ class _Launch:
             if self._executable.flags & NODE_PRIORITY:
                 priority = command.priority or 0
             elif command.priority is not None:
-                command = replace(command, priority=None)  # the priority is that of the stream
+                command = replace(command, priority=None)  # None: the stream's priority counts
             overlapped = (ends[other][0] for other, edge in step.after.items() if edge.programmatic)
             primary = next((op for op in overlapped if isinstance(op.command, Launch)), None)
         if isinstance(command, Wait) and command.event.op is not None:

@@ -162,8 +162,8 @@ class GraphMemories:
         self.sweep()
 
     def abandon(self, owner: Graph) -> None:
-        """Mark the memory that `owner` allocates as abandoned, count the free nodes of `owner` no longer, and drop
-        memory that nothing uses any more. Called when the graph `owner` is destroyed.
+        """Mark the memory that the graph `owner` allocates as abandoned, forget the free nodes of `owner`, and drop
+        memory that nothing uses any more. Called when `owner` is destroyed.
         """
         for memory in self._memories:
             memory.abandoned = memory.abandoned or memory.owner is owner

@@ -38,7 +38,9 @@ class Heap:
         return self._left is not None
 
     def _serve(self, at: int) -> int:
-        """Serve one call of native code. It must not raise, so a failed allocation returns null."""
+        """Execute a call of native code: malloc, free, or a query of the size of a piece. No exception may reach
+        native code, so a failed malloc gives a null pointer.
+        """
         call = structs.Heap.from_address(at)
         if call.kind == HeapCall.MALLOC:
             call.address = self._malloc(int(call.nbytes))

@@ -68,7 +68,7 @@ class held:
         self._mine = handler
         _watcher = self._watcher
         _c.signal(signal.SIGINT, _note)
-        _handler = handler  # last, as an interrupt may end this method before `_note` is the handler
+        _handler = handler  # last, so that it stays None if an interrupt ends this method earlier
 
     def __exit__(self, *exc: object) -> None:
         global _handler, _pending, _watcher
@@ -93,7 +93,7 @@ def taken() -> Iterator[None]:
     check()
     _open = True
     try:
-        if _pending:  # the interrupt has just come
+        if _pending:  # SIGINT came after the check above, before `_open` was set
             check()
         yield
     finally:

@@ -143,7 +143,7 @@ class Machine:
             raise ArgumentError("race", repr(race), "False, True or one of " + ", ".join(map(repr, PROFILES)))
         match = re.fullmatch(r"(sm_(\d+)(\d))([af]?)", str(arch))
         if match is None or match[1] not in _ARCHES:
-            raise ArgumentError("arch", repr(arch), "one of " + ", ".join(_ARCHES) + ", with or without a suffix")
+            raise ArgumentError("arch", repr(arch), f"one of {', '.join(_ARCHES)}, with or without the suffix a or f")
         self._reachable = _peer_table(devices, peers)
         self.arch, self.capability = arch, (int(match[2]), int(match[3]))
         self.limits = _ARCHES[match[1]]

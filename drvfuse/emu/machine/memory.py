@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory of one process. The way in which memory was allocated decides which devices may access it:
 
-cuMemAlloc, module variables   the owner, and the devices whose contexts were given peer access to the owner's context
+cuMemAlloc, module variables   the memory's device, and the devices whose contexts were given peer access to the context
+                               that the memory belongs to
 pinned and managed memory      every device
-pools                          the owner, and the devices in the pool's access list
-allocation nodes of graphs     the owner, and the devices in the node's access list
-cuMemMap                       only devices that were given access at that address (the owner needs it too); the
-                               addresses of a multicast object have no owner and no memory of their own
+pools                          the memory's device, and the devices in the pool's access list
+allocation nodes of graphs     the memory's device, and the devices in the node's access list
+cuMemMap                       only devices that were given access at that address (the memory's device needs it too);
+                               the addresses of a multicast object have no device and no memory of their own
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """True if the process may call the driver. The machine's own process counts as alive only if it uses the
-        machine.
+        """True if the process may still call the driver. The machine's own process counts as alive only while it has a
+        context.
         """
         return not self.closed and (self.number > 0 or bool(self.contexts()))
 

@@ -65,7 +65,7 @@ class Progress:
             ordered = self._to_wait_for(context.legacy.tail)
         overlaps = False
         if isinstance(command, Launch) and command.programmatic and last is not None:
-            # With the race detector, the overlap does not depend on whether `last` has ended, and so not on timing.
+            # With the race detector, it does not matter whether `last` has ended, because that depends on timing.
             waits = not last.done or (self.detector is not None and all_done(after))
             overlaps = isinstance(last.command, Launch) and waits and all_done(ordered)
         if overlaps:
@@ -78,8 +78,8 @@ class Progress:
         return op
 
     def enqueue_together(self, stream: Stream, commands: Iterable[Command]) -> list[Op]:
-        """Queue commands after the operations for which a stream has to wait. They are not ordered with one another.
-        The stream's next operation waits for all of them.
+        """Queue commands after the operations for which a stream has to wait. The commands are not ordered with one
+        another. The stream's next operation waits for all of them.
         """
         start = self.enqueue(stream, Command(stream.context))
         ops = [self.submit(command, [start], chain=new_chain(), priority=stream.priority) for command in commands]
@@ -179,7 +179,7 @@ class Progress:
             self._findings.report_notices()
             moved = not engine.idle or moved
             for op in list(self._kernels.running):
-                if op in self._kernels.running:  # else the fault of another kernel has ended it
+                if op in self._kernels.running:  # false if the fault of another kernel has ended it
                     moved = self._settle(op) or moved
         moved = self._start_ready() or moved
         # A loop, since an operation that the backlog lets go cannot start if it waits for a value or for

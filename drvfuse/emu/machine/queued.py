@@ -65,8 +65,9 @@ def _present(memory: ProcessMemory, window: Window, address: int, nbytes: int) -
 
 
 def _permits(memory: ProcessMemory, address: int, nbytes: int, flags: int) -> bool:
-    """True if every mapping of a range gives the access `flags` to some device. One is enough, as the driver chooses
-    the device that copies. Plain memory and pools permit all copies, which go through the host if need be.
+    """True if every mapping of a range gives the access `flags` to at least one device. One device is enough, as the
+    driver chooses the device that copies. Plain memory and pools permit all copies, which go through the host if need
+    be.
     """
     mapped = [a for a in memory.within(address, nbytes) if a.memory is not None]
     return all(any(has & flags == flags for has in a.access.values()) for a in mapped)

@@ -129,10 +129,18 @@ extern "C" __global__ void __launch_bounds__(128) bounded(int* p) { *p = 1; }
         (
             launch(cuda, put, 0, 32, (out, 1)),
             "put",
-            "a grid of 0 x 1 x 1, and the most is 2147483647 x",
+            "a grid of 0 x 1 x 1: its sizes must be from 1 to 2147483647 x",
         ),
-        (launch(cuda, put, 1, 2048, (out, 1)), "put", "a block of 2048 x 1 x 1, and the most is 1024 x 1024 x 64"),
-        (launch(cuda, bounded, 1, 256, (out,)), "bounded", "blocks of 256 threads, and the kernel may have 128"),
+        (
+            launch(cuda, put, 1, 2048, (out, 1)),
+            "put",
+            "a block of 2048 x 1 x 1: its sizes must be from 1 to 1024 x 1024 x 64",
+        ),
+        (
+            launch(cuda, bounded, 1, 256, (out,)),
+            "bounded",
+            "blocks of 256 threads, and the kernel may have at most 128",
+        ),
         (
             launch(cuda, put, 1, 32, (out, 1), smem=60000),
             "put",
