@@ -197,7 +197,7 @@ def test_sites_name_their_source_line():
         ("mbarrier.test_wait.parity.shared.b64 %p0, [%r0], %r1, %r2;", "too many operands"),
         ("mbarrier.init.shared.b64 [%r0];", "only init takes a count"),
         ("cp.async.mbarrier.arrive.shared::cluster.b64 [%r0];", "unsupported modifier .shared::cluster"),
-        ("vadd.u32.u32 %r0, %r1, %r2;", "the types .u32 or .s32"),
+        ("vadd.u32.u32 %r0, %r1, %r2;", "the type .u32 or .s32"),
         ("vadd.u32.u32.u32 %r0.b0, %r1, %r2;", "a fourth operand"),
         ("vadd.u32.u32.u32.min %r0.b0, %r1, %r2, %r3;", "a second operation (.min) is not allowed"),
         ("vadd.u32.u32.u32 %r0, %r1.b4, %r2;", "unsupported selector .b4"),

@@ -140,8 +140,8 @@ class KernelCounters:
         return sum(self.lines.values(), Count())
 
     def table(self) -> str:
-        """A table with one row per source line, and a last row with the sums. Bytes are listed by the owner of the
-        memory. Columns that have only zeros are left out.
+        """A table with one row per source line, and a last row with the sums. Bytes are listed by where the memory
+        is (see `Count`). Columns that have only zeros are left out.
         """
         total = self.total
         names = [f.name for f in fields(Count) if getattr(total, f.name) or f.name == "accesses"]
@@ -170,8 +170,8 @@ class KernelCounters:
 
 
 class Summary:
-    """The counts of several launches, by kernel. `kernels` is in the order in which a launch of each kernel first
-    ended.
+    """The counts of several launches, by kernel. `kernels` is in the order in which the kernels first
+    completed a launch.
     """
 
     def __init__(self, launches: Iterable[tuple[str, Counters]]) -> None:

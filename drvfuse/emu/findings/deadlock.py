@@ -16,7 +16,7 @@ from .timeline import ROWS, WIDTH, Names, Participant, cell_text, cut, render, v
 if TYPE_CHECKING:
     from ..space.window import Window
 
-_APART = 8  # if more blocks wait for different words, those that wait at the same source places count as one
+_APART = 8  # if more blocks than this wait for different words, those that wait at the same places count as one
 _NEAR = 256  # bytes around a word that nobody wrote; writes of peers to these bytes are mentioned
 
 

@@ -65,7 +65,7 @@ def decode(records: np.ndarray, identities: Mapping[int, Identity]) -> list[Even
 def of_blocks(
     records: np.ndarray, identities: Mapping[int, Identity], blocks: Iterable[tuple[int, Index]]
 ) -> np.ndarray:
-    """The ring buffer entries of some blocks, given as (device, index), of any launch."""
+    """The ring buffer entries of the given blocks in all launches. A block is given as (device, index)."""
     keep = np.zeros(len(records), bool)
     wanted = list(blocks)
     for op in np.unique(records["op"]).tolist():

@@ -21,9 +21,9 @@ _HASHED = re.compile(r"^.*/[^/]*[0-9a-f]{32,}[^/]*/")
 
 @dataclass(frozen=True)
 class Identity:
-    """What reports say of an operation: a launch, or a copy or fill, which has no blocks and no sites. `grid` and
-    `block` are the launch's shape, `sites` the instructions of its kernel. `process` is the name of its process if the
-    machine has several.
+    """What reports say about an operation (a launch, a copy or a fill). `grid` and `block` are the shape of a launch,
+    `sites` the instructions of its kernel; copies and fills have no blocks and no sites. `process` is the name of the
+    operation's process if the machine has several.
     """
 
     kernel: str

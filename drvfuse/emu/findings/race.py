@@ -105,7 +105,8 @@ class Detector:
         self._copies: dict[int, Clock | None] = {}  # number of a copy or fill -> its clock after its end, or None
         self._host = Clock(self, 0)
         self._said_full = False
-        # For a flag that was stored by a plain write: (writer, reader), each as (operation, block) -> what is wrong.
+        # (writer, reader) of a flag that was stored by a plain write, each as (operation, block) -> what is wrong with
+        # the flag, as text
         self._flags: dict[Any, str] = {}
         # The window calls `forget` by a weak reference: a cycle would keep the window of a dropped machine alive.
         weak = weakref.WeakMethod(self.forget)
@@ -137,7 +138,7 @@ class Detector:
         op.host, op.after, op.overlapped = self._host, tuple(after), primary
 
     def start(self, op: Ordered) -> None:
-        """Called when an operation starts, and the operations for which it waited have ended: make its clock."""
+        """Make the clock of an operation that starts now. All operations for which it waited have ended."""
         if op.started is not None:
             return
         clocks = [op.host, *(other.known for other in op.after)]

@@ -82,9 +82,9 @@ def report(
 ) -> Report:
     """The report of a race.
 
-    `identities` are the operations by number. `flag` says what is wrong with the flag that was to order the accesses,
-    if that is known. `multicast` is (multicast address, device of the memory) for memory that is bound to a multicast
-    object.
+    `identities` has the Identity of each operation, by its number. `flag` says what is wrong with the flag that was to
+    order the accesses, if that is known. `multicast` is (multicast address, device of the memory) for memory that is
+    bound to a multicast object.
     """
     lane = (f.other_lanes & -f.other_lanes).bit_length() - 1
     mine = _place(identities.get(f.op), f.site, f.block, f.thread, f.edge == Edge.CLUSTER_END)

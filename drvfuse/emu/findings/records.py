@@ -110,7 +110,7 @@ class Record:
         for lent in self._lent:
             if (inside := lent.holding(self.addr)) is not None:
                 return inside
-            # The instruction may have meant the memory in `text` or the thread's own piece, so both are named.
+            # The instruction may have meant the memory in `text` or the thread's own piece of `lent`: name both.
             if found is not None and found.kind is lent.kind and lent.nbytes:
                 text += f"; and {nearby(self.addr, lent.own, lent.nbytes)} {lent}"
         return text

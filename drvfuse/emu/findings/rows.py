@@ -45,11 +45,11 @@ def last_rows(events: Iterable[Event], rows: int) -> tuple[int, list[list[Event]
 
 
 def _grouped(events: Iterable[Event]) -> list[list[Event]]:
-    """The groups of events that share a row. These are successive events that differ only in thread, address and value;
-    and loads of a word by a block that return the same value, if only loads come between them.
+    """The groups of events that share a row. Successive events share a row if they differ only in thread, address and
+    value. Loads of one word by one block share a row if they return the same value and only loads come between them.
     """
     groups: list[list[Event]] = []
-    polls: dict[tuple[Any, ...], tuple[int, list[Event]]] = {}  # for each load: the value that it saw, and its row
+    polls: dict[tuple[Any, ...], tuple[int, list[Event]]] = {}  # loads of a word by a block -> (value, row)
     for e in events:
         if e.kind == "load":
             word = (e.device, e.block, e.file, e.line, e.opcode, e.address)

@@ -87,9 +87,9 @@ def render(
     last: Mapping[Participant, str] | None = None,
 ) -> str:
     """A table of the last events of some blocks or threads, newest last, with `rows` rows of `width` characters. Each
-    participant has a column; if there are many, they share one.
+    participant has a column; more than `_COLUMNS` participants share one column.
 
-    Successive events share a row if they show that threads of one block did the same. `last` adds a row for each
+    Successive events share a row if they show that threads of one block did the same thing. `last` adds a row for each
     participant, with what the participant does now.
     """
     names = names or Names(window)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a program on a machine: its remaining work is run, and its reports are printed."""
+"""Runs the work that a program has left queued when it ends, and prints the reports about the program."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _modules() -> list[ModuleType]:
         return found
     except ImportError as error:
         raise DriverUnavailable(
-            "a program can be switched to the emulated driver where cuda.bindings is installed: "
+            "a program can be switched to the emulated driver only if cuda.bindings is installed: "
             f"pip install 'drvfuse[cu12]' or 'drvfuse[cu13]' ({error})"
         ) from error
 

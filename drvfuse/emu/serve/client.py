@@ -52,7 +52,7 @@ class AttachedMachine:
 
     def __init__(self, address: str, argument: str = "address") -> None:
         self.address = address
-        self.runtime_driver: Any = None  # the runtime's Driver for this machine, which lives as long as this object
+        self.runtime_driver: Any = None  # the `runtime.driver.Driver` for this machine
         self.pid = os.getpid()
         self.closed = self._left = False
         self._argument = argument
@@ -240,7 +240,8 @@ class AttachedMachine:
             while True:
                 got, incoming = receive(connection)
                 if got != Tag.CALLBACK:
-                    # Put back only here: after an exception, the next call on it could receive the answer of this one.
+                    # Put the line back only now: after an exception, its next call could receive the answer of this
+                    # call.
                     self._local.line = line
                     return got, incoming
                 function, argument = incoming.word(), incoming.word()
@@ -271,7 +272,7 @@ class AttachedMachine:
     # Host functions --------------------------------------------------------------------------------------------------
 
     def _serve_host_functions(self) -> None:
-        """Start the thread that runs host functions, once."""
+        """Start the thread that runs host functions, unless it was started before."""
         with self._lock:
             if self._host_line is not None:
                 return
@@ -323,8 +324,7 @@ class AttachedMachine:
         return int(self._ask("clock"))
 
     def held(self) -> dict[str, int]:
-        """The numbers of live allocations of all processes of the machine together, as `Machine.held` describes
-        them."""
+        """The numbers of live allocations, counted for all processes of the machine together (see `Machine.held`)."""
         found: dict[str, int] = self._ask("held")
         return found
 

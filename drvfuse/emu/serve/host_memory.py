@@ -25,8 +25,8 @@ client's addresses, but none at the sums.
 
 @dataclass(frozen=True)
 class _Registration:
-    """Registered memory. If `file`, it is a shared mapping of a file that the machine has too, so kernels and copies
-    can access it.
+    """Registered memory. If `file`, it is a shared mapping of a file. The machine then maps this file too, so kernels
+    and copies can access the memory.
     """
 
     nbytes: int
@@ -34,7 +34,7 @@ class _Registration:
 
 
 class _Local(threading.local):
-    """Per thread: `found` says whether the memory that a call is registering is a shared mapping of a file."""
+    """The state of a thread. `found`: whether the memory that its call registers is a shared mapping of a file."""
 
     found = False
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Line:
-    """The server's end of the connection of one thread of a client. `run` answers its calls, in a thread of its own."""
+    """The server's end of the connection of one thread of a client. `run` answers the calls that arrive on it."""
 
     def __init__(self, number: int, session: Session, connection: socket.socket) -> None:
         self.number, self.session, self.connection = number, session, connection

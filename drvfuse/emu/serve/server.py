@@ -141,7 +141,7 @@ class Server:
 
     def _open(self, connection: socket.socket, hello: dict[str, Any]) -> None:
         machine = self.machine
-        process = self._process(hello.get("name"))  # called without the lock, as it may wait in a replay
+        process = self._process(hello.get("name"))  # without self._lock: in a replay, the call waits until it is due
         session = Session(secrets.token_hex(8), process, connection)
         with self._lock:
             self.sessions[session.key] = session

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("drvfuse.emu")
 
-_KEPT = 1024  # the number of failed calls whose memory is kept, because queued work may still use it
+_KEPT = 1024  # the maximum number of failed calls whose memory is kept, as queued work may still use it
 
 
 class Session:
@@ -116,7 +116,7 @@ class Session:
                 log.debug("%r ended during a host function", self.process)
 
     def read(self, address: int, nbytes: int) -> bytes:
-        """Read host memory of the client for a graph that runs, as `machine.foreign.Foreign` declares it."""
+        """Read host memory of the client for a running graph. A method of the protocol `machine.foreign.Foreign`."""
         out = Outgoing()
         out.word(address)
         out.word(nbytes)

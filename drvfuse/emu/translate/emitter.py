@@ -109,7 +109,7 @@ class Emitter(Operands):
         return self._exchange
 
     def library(self, name: str) -> str:
-        """The address of a function of a native library, which is then loaded with this module."""
+        """The address of a function of a native library. The library will be loaded together with this module."""
         self.unit.libraries.add(next(library for library, names in abi.LIBRARIES.items() if name in names))
         self.helpers.declare(name, "i32", "ptr")
         return f"ptrtoint (ptr @{name} to i64)"
@@ -243,8 +243,8 @@ class Emitter(Operands):
             raise jump.error(str(e)) from None
 
     def _count_round(self, block: Block, label: str, head: Block) -> None:
-        """Emit the edge from `label` to `head`, which closes a loop without accesses, with code that counts the
-        loop's iterations.
+        """Emit the edge from `label` to `head`, with code that counts the iterations of the loop that the edge closes.
+        This loop accesses no memory.
         """
         some = (block.end, *block.instructions[-1:], head.end, *head.instructions, *(self.fn.body or ()))
         ins = next(x for x in some if isinstance(x, Instruction))

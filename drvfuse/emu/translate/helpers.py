@@ -85,8 +85,8 @@ class Helpers(Conversions):
         name = f"add_f64_{mode}"
         if name not in self.functions:
             largest, infinity = FORMATS["f64"].largest, FORMATS["f64"].infinity
-            # By rounding mode: the code for %step, which is added to %b, the bits of the sum rounded to nearest, if
-            # this rounding was inexact.
+            # By rounding mode: the code that computes %step. %b is the sum rounded to nearest, as bits. If this
+            # rounding was inexact, %step is added to %b.
             step = {
                 "rz": "%m = xor i1 %sn, %en\n  %step = select i1 %m, i64 -1, i64 0",
                 "rp": "%u = select i1 %sn, i64 -1, i64 1\n  %step = select i1 %en, i64 0, i64 %u",

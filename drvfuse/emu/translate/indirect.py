@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Addresses of functions, and indirect calls.
 
-The address of a function is not an address in memory. It consists of `BASE`, a number of the module, and the function's
-index among the functions of the module whose address is taken by an instruction or an initial value. An indirect call
-becomes a comparison with the address of each function that has parameters and results of the same number and sizes, and
-a direct call of the function that matches. So an indirectly called function may do all that a directly called one may,
-barriers and shuffles included. A call of any other address is a fault, even if it is a function of another module.
+The address of a function is not an address in memory. Only functions whose address is taken, by an instruction or an
+initial value, have an address. It consists of `BASE`, a hash of the module's PTX, and the index of the function among
+these functions. An indirect call is replaced by comparisons with the addresses of all functions whose parameters and
+results have the same number and sizes as in the call, and by a direct call of the function that matches. So an
+indirectly called function may contain barriers and shuffles. A call of any other address is a fault, even if this is
+the address of a function of another module.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ NO_FUNCTION = "@no_function"  # an opcode of the translator's own: a call of an 
 
 
 def addresses(module: Module, text: str) -> dict[str, int]:
-    """The functions whose address is taken, with their addresses. The module's number is a hash of its PTX, `text`."""
+    """The addresses of the functions whose address is taken, by name. `text` is the PTX of the module."""
     taken = {name for v in module.variables.values() for _, name, _ in v.relocations if name in module.functions}
     for fn in module.functions.values():
         for item in fn.body or ():

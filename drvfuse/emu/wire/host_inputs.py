@@ -98,9 +98,7 @@ def take_bytes(incoming: Incoming, run: Run) -> int:
 
 
 def _brought(here: int, there: int) -> Address:
-    """The memory at the address `here`, whose bytes came with a call; `there` is its address in the caller's
-    process.
-    """
+    """The Address `here` of memory in the machine's process, which replaces the caller's memory at `there`."""
     made = Address(here)
     made.origin = there
     return made
@@ -108,7 +106,7 @@ def _brought(here: int, there: int) -> Address:
 
 def put_target(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
     """Write an address and, if the machine cannot access the memory there, the size of that memory. The machine then
-    makes a buffer of this size, whose contents are sent back. Raises Invalid if the memory cannot be written.
+    makes a buffer of this size and sends its contents back. Raises Invalid if the memory cannot be written.
     """
     known = call.caller.shared(address)
     if known is None and address and not mapped.writable(address, nbytes):

@@ -26,8 +26,8 @@ _NAMES = {"GLOBAL_SYMBOL_NAMES", "REFERENCED_KERNEL_NAMES", "REFERENCED_VARIABLE
 
 
 def read(option: Any, value: Any) -> Any:
-    """The value of an option: a number, the address of a log buffer, which keeps the buffer alive, or a list. Raises
-    TypeError, OverflowError or AttributeError as the bindings do.
+    """The value of an option: a number, a list, or the address of a log buffer (an `Address`, which keeps the buffer
+    alive). Raises TypeError, OverflowError or AttributeError as the bindings do.
     """
     name = option.name.removeprefix("CU_JIT_")
     if name in _UNSIGNED:

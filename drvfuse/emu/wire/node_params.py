@@ -59,7 +59,7 @@ class _Kernel:
             run.keep.append(keep)
 
     def put_result(self, p: Any, out: Outgoing, run: Run) -> None:
-        """Do for parameters that a call returns what `put` does for those that a call reads."""
+        """Write to `out` the memory that `p` points to, like `put`, but for parameters that a call returns."""
         self._put_block(out, run.machine.layout(p.func or 0), p.kernelParams, 0)
 
     def take_result(self, value: Any, incoming: Incoming, call: Call) -> None:
@@ -222,7 +222,9 @@ class FilledParams(NodeParams):
         return value
 
     def _store(self, value: Any, content: Any) -> None:
-        """Copy the fields that the call has written, except pointers, as these are addresses of the other process."""
+        """Copy to `value` the fields that the call has written. The other fields may hold addresses in the machine's
+        process.
+        """
         kind = STRUCTS[self.kind.c]
         written, own = kind.from_buffer_copy(content), kind.from_address(int(value.getPtr()))
         if self.kind.c == "CUDA_GRAPH_INSTANTIATE_PARAMS":

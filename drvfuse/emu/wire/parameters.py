@@ -77,7 +77,7 @@ def pack(layout: Layout, kernelParams: KernelParameters | int, extra: int) -> by
             return None
         block = bytearray(layout.nbytes)
         for (offset, size), address in zip(wanted, kernelParams.addresses, strict=False):
-            # as the driver does, read the size of the parameter even if the value is smaller
+            # like the driver, read as many bytes as the parameter has, even if the value is smaller
             value = ctypes.string_at(address, size) if size <= _SLOT else mapped.copied(address, size)
             if value is None:
                 return None
@@ -122,7 +122,9 @@ def _slot(value: Any, kind: Any) -> tuple[int, Any]:
 
 
 def _padded(value: Any) -> tuple[int, Any]:
-    """A copy of a small value, followed by readable bytes. The value itself may lie at the end of a page."""
+    """(address, object that keeps it alive) of a copy of a small value. The copy has _SLOT bytes, which `pack` may
+    read; the value itself may lie at the end of a page.
+    """
     padded = ctypes.create_string_buffer(bytes(value), _SLOT)
     return ctypes.addressof(padded), padded
 

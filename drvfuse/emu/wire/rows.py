@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of 2D and 3D copies and of batches of copies, with the host memory that the machine cannot access."""
+"""Writes and reads 2D copies, 3D copies and batches of copies as messages. A message also has the contents of host
+memory that the machine cannot access.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Parameter:
 
     @property
     def lent(self) -> bool:
-        """Whether the parameter is an argument of the Python function, and names memory of the caller to which the call
+        """Whether the parameter is an argument of the Python function and points to memory of the caller that the call
         may write.
         """
         return (

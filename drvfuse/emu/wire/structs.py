@@ -166,7 +166,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
 
 
 class Structure:
-    """A structure of cuda.bindings as bytes."""
+    """Converts the structure `c` of cuda.bindings to bytes and back."""
 
     def __init__(self, c: str) -> None:
         self.c, self.place = c, STRUCTS[c]

@@ -40,7 +40,7 @@ class _Switch:
 
 
 def _switch() -> None:
-    if importlib.util.find_spec("drvfuse") is None:  # the parent found drvfuse in its working directory
+    if importlib.util.find_spec("drvfuse") is None:  # not installed: the parent has found it in its working directory
         sys.path.append(str(_HERE.parents[3]))
     # Python's own `__import__` is put back during the switch, as the program may have replaced it.
     program, builtins.__import__ = builtins.__import__, importlib.__import__

@@ -153,7 +153,8 @@ def bfe(op: Opcode) -> Action:
 
     def emit(g: Emitter, ins: Instruction) -> None:
         d, a, b, c = ins.operands
-        # The operand is extended to 128 bits, so that a field beyond its end reads copies of the sign.
+        # The operand is extended to 128 bits, so that a field beyond the end of the operand reads copies of the sign
+        # (zeros for an unsigned type).
         wide = "i128"
         x = g.op(f"{'sext' if sign else 'zext'} i{n} {g.word(a, n)} to {wide}")
         start, length = _position(g, b, n), _position(g, c, n)

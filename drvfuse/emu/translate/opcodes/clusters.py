@@ -71,7 +71,7 @@ def store_async(op: Opcode) -> Action:
     count = int(op.pick("v2", "v4", default="v1")[1:])
     n = width(op.pick(*(f"{kind}{n}" for kind in "busf" for n in (32, 64))))
     if n * count > 128:
-        raise RefusedError("the vector is too wide")
+        raise RefusedError(f"the vector is too wide: {n * count} bits, at most 128 are allowed")
 
     def emit(g: Emitter, ins: Instruction) -> None:
         target, value, barrier = ins.operands

@@ -37,7 +37,7 @@ def _element_type(op: Opcode) -> tuple[str, int]:
     if t == "pred" or t in ("f16x2", "bf16x2", "e4m3", "e5m2", "e4m3x2", "e5m2x2", "tf32"):
         raise RefusedError(f"unsupported type .{t}")
     if width(t) * count > 256:
-        raise RefusedError("the vector is too wide")
+        raise RefusedError(f"the vector is too wide: {width(t) * count} bits, at most 256 are allowed")
     return t, count
 
 

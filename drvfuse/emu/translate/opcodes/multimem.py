@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instructions on multicast addresses. They call the runtime, which accesses the memory (`native/multimem.cuh`).
 
-The forms are those that the assembler accepts: integers without vectors, 16-bit floats of 32, 64 or 128 bits in all,
-`.f32`, `.f64`, and the FP8 types, which need a target such as sm_100a.
+The forms are those that the assembler accepts: single integers, 32, 64 or 128 bits of fp16 or bf16 elements, `.f32`,
+`.f64`, and the FP8 types, which need a target such as sm_100a.
 """
 
 from __future__ import annotations

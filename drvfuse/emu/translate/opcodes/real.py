@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations on fp32 and fp64 values, from which the handlers of floating-point instructions are made.
 
-A rounding to nearest even is that of LLVM (IEEE, without contraction). An fp32 operation with a directed rounding is
-computed in double and rounded to odd on the way, so that its result is correctly rounded.
+LLVM's own instructions round to nearest even (IEEE, without contraction). An fp32 operation with a directed rounding is
+computed in double and rounded to odd first, so that rounding this to fp32 gives the correctly rounded result.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def flush_tiny(g: Emitter, kind: str, mode: str, result: str, unrounded: str, so
     n, m, f, s = FORMATS[kind].width, FORMATS[source].width, FORMATS[kind], FORMATS[source]
     magnitude = g.op(f"and i{m} {unrounded}, {(1 << (m - 1)) - 1}")
     least = (1 - f.bias + s.bias) << s.mantissa
-    unit = 1 << s.mantissa - f.mantissa  # the distance between numbers of that precision, as bits of `source`
+    unit = 1 << s.mantissa - f.mantissa  # the distance between numbers in the precision of `kind`, as bits of `source`
     limit = str(least - unit // 2 if mode == "rn" else least)
     if mode in ("rm", "rp"):
         away = g.op(f"icmp {'slt' if mode == 'rm' else 'sge'} i{m} {unrounded}, 0")

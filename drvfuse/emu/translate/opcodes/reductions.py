@@ -8,8 +8,7 @@ from __future__ import annotations
 from ... import abi
 from ..opcode import Opcode, RefusedError
 
-# By operation: the types that are allowed in shared and global memory, and those that are allowed only in global
-# memory.
+# operation -> (types allowed in shared and in global memory, types allowed only in global memory)
 _TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     **dict.fromkeys(("and", "or", "xor"), (("b32",), ("b64",))),
     **dict.fromkeys(("min", "max"), (("u32", "s32"), ("u64", "s64", "f16", "bf16"))),
