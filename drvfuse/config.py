@@ -87,7 +87,7 @@ def _default_cache_dir() -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: how its text or value is read, its default, what a value must be, and what it means."""
+    """One setting: the function that reads a text or value, the default, the allowed values, and a description."""
 
     parse: Callable[[Any], Any]
     default: Any

@@ -97,7 +97,7 @@ def kind_of(value: object) -> str:
     if value is None:
         return "None"
     name = type(value).__name__
-    sounds = name.lower().startswith(("a", "e", "i", "o", "nd"))  # an ndarray, a uint8
+    sounds = name.lower().startswith(("a", "e", "i", "o", "nd"))  # "an ndarray", but "a uint8"
     return f"{'an' if sounds else 'a'} {name}"
 
 
@@ -130,15 +130,15 @@ def any_of(names: Sequence[str]) -> str:
 def require_real(
     argument: str, value: Any, *, least: float = -math.inf, positive: bool = False, finite: bool = True
 ) -> float:
-    """`value` rounded to float32. Raises ArgumentError for a value that is no number, NaN, or less than `least`. With
-    `positive` the value must also be above 0, and with `finite` it must be finite."""
+    """`value` rounded to float32. Raises ArgumentError for a value that is not a number, is NaN or is below `least`.
+    With `positive` the value must also be above 0, and with `finite` it must be finite."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         number = float(value)
         try:
             rounded = float(_FLOAT32.unpack(_FLOAT32.pack(number))[0])
         except OverflowError:
             rounded = math.inf if number > 0 else -math.inf
-        # false for a NaN
+        # A comparison with NaN is false, so NaN is refused.
         if rounded >= least and not (positive and rounded <= 0) and not (finite and math.isinf(rounded)):
             return rounded
     expected = "a number" + (f", at least {least:g}" if least > -math.inf else "") + (" above 0" if positive else "")

@@ -94,8 +94,8 @@ class Place:
 def find_place(rank: int | None = None, size: int | None = None, environment: Mapping[str, str] | None = None) -> Place:
     """The place of this process. `rank` and `size` replace variables of the launcher; one of them may be given alone.
 
-    Raises ArgumentError, naming the argument or variable, if rank or size is missing or no number, if the rank is not
-    below the size, or if the variables about this host contradict one another.
+    Raises ArgumentError, naming the argument or variable, if rank or size is missing or is not a number, if the rank
+    is not below the size, or if the variables about this host contradict one another.
     """
     variables = os.environ if environment is None else environment
     given = rank is not None and size is not None

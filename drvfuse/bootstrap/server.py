@@ -44,9 +44,9 @@ class _Client:
 
 
 class Server:
-    """Serves a board of `size` ranks of the group called `group` to those who know `secret`.
+    """Serves a board of `size` ranks. A rank is refused unless it names the group `group` and knows `secret`.
 
-    `listeners` are listening sockets, which the server closes. Its thread is a daemon.
+    `listeners` are listening sockets, which the server closes. The server's thread is a daemon.
     """
 
     def __init__(self, group: str, size: int, secret: bytes = b"", listeners: Iterable[socket.socket] = ()) -> None:

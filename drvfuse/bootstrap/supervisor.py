@@ -64,7 +64,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._status: int | None = None
         self._deadline, self._next_signal = math.inf, signal.SIGTERM
-        self._prctl = ctypes.CDLL(None).prctl  # loaded now, since a new process must not load libraries
+        self._prctl = ctypes.CDLL(None).prctl  # loaded here, since a child must load no library before exec
 
     def __enter__(self) -> Self:
         self._signals, self._wake = socket.socketpair()
@@ -118,7 +118,8 @@ class Supervisor:
         return process
 
     def first_line(self, service: Process, seconds: float) -> str:
-        """The first line of a service, which it prints when it is ready. Raises DrvfuseError if there is none."""
+        """Wait for the first line of a service, which means that the service is ready, and return the line. Raises
+        DrvfuseError if the service ends or prints no line within `seconds`, or if another process has failed."""
         until = time.monotonic() + seconds
         while service.first_line is None:
             if service.ended or self._status is not None or time.monotonic() > until:

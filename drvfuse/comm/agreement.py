@@ -196,7 +196,7 @@ def tuning_file() -> Path:
 
 
 def _tuning() -> str:
-    """A text that is equal on ranks with equal constants for the choice of algorithms: a hash of `tuning_file()`, or
+    """A text that identifies the constants by which this rank chooses algorithms: a hash of `tuning_file()`, or
     "built in" if there is no such file."""
     try:
         return hashlib.sha256(tuning_file().read_bytes()).hexdigest()[:16]

@@ -81,11 +81,11 @@ class AloneLaunches:
         """
         self._ranks, self._launches = tuple(ranks), WeakSet[Adapting]()
         self.identity = identity
-        # a weak reference: once the group is dropped, its partial calls cannot be launched on further ranks
+        # a weak reference, so that partial calls of a dropped group, which nobody can complete, block no other group
         self._partial = ref(partial)
         self._open = ranks[0].device.driver.part(_Open).groups
         self._graphs, self._foreign = WeakSet["Graph"](), False
-        # whether launches were queued while this group was alone, after `_settle` last waited for all launches
+        # whether launches were queued while this group was alone, since `_settle` has last waited for all launches
         self._queued = False
         with _lock:
             others = self._others()
@@ -212,7 +212,7 @@ def is_free(device: Device) -> bool:
 
 def disturb(device: Device, numbers: Sequence[int]) -> None:
     """Let the push launches of the groups numbered `numbers` fill only their budget from now on. All ranks of these
-    groups do so between the same calls."""
+    groups must call this function between the same two calls of their group."""
     with _lock:
         for one in _open_on(device):
             if one.identity is not None and one.identity.number in numbers:

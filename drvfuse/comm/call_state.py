@@ -62,7 +62,7 @@ class CallState:
         failure = None if self._link is None else self._link.failure
         if self._error is None and self._workspace.reported():
             report, ended = self._workspace.first_report(), self._transport.ended
-            # After an aborted exchange, a report that another node gave up means nothing: no node's status arrived.
+            # A report that another node gave up is ignored after an aborted exchange, since no node's status arrived.
             if failure is None or report["kind"] != EXCHANGE:
                 self._error = error_of(report, self.history, calls, ended, self._workspace.nodes)
         if self._error is not None:

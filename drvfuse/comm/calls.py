@@ -35,7 +35,7 @@ _ENTRY = np.dtype([("hash", "<u8"), ("name", f"S{_NAME_BYTES}")])
 
 
 def hash_of(name: str) -> int:
-    """The hash of the call named `name`: 48 bits, never all 0, above 16 bits that are 0."""
+    """The hash of the call named `name`: a 64-bit number whose upper 48 bits are not all 0 and whose lower 16 are 0."""
     digest = hashlib.blake2b(name.encode(), digest_size=_HASH_BYTES).digest()
     return max(1, int.from_bytes(digest, "little")) << _NUMBER_BITS
 
@@ -107,8 +107,8 @@ class ComparedCalls:
         return found
 
     def name(self, word: int) -> str:
-        """The name of the call that belongs to `word`, which a rank has sent; a text with its hash if no table has the
-        name."""
+        """The name of the call that belongs to `word`, which a rank has sent. If no table has the name, a text with the
+        hash of the call."""
         found = hash_in(word)
         for table in self._tables:
             name = table.find(found)

@@ -370,7 +370,7 @@ class Group(Owned, Owner):
     def _before_replay(self, stream: Stream) -> None:
         self.admit([stream])
         self.alone.before_replay()
-        # A replay's calls are not recorded as partial calls, so after it the ranks' orders of calls cannot be compared.
+        # Calls of a replay are not recorded as partial calls, so the recorded order of calls is incomplete from now on.
         self.state.forget_partial()
 
     def symmetric(self, nbytes: int, multicast: bool = False) -> SymmetricBuffer:
@@ -397,8 +397,8 @@ class Group(Owned, Owner):
     def multicast_at(self, ptrs: Sequence[int], nbytes: int) -> int | None:
         """The multicast address of the `nbytes` bytes that lie at `ptrs[i]` on local rank i, or None.
 
-        They have one if they lie at the same offset of one open buffer that `symmetric(multicast=True)` of this group
-        has made. Makes no driver call.
+        The bytes have a multicast address if they lie at the same offset of one open buffer that
+        `symmetric(multicast=True)` of this group has made. Makes no driver call.
         """
         return self._memory.multicast_at(ptrs, nbytes)
 
@@ -435,7 +435,7 @@ class Group(Owned, Owner):
         except DrvfuseError as failure:
             if error is None and not (lost_before and isinstance(failure, DriverError)):
                 raise
-            _log.debug("closing a group after %r: %s", error, failure)  # the first error is the one to raise
+            _log.debug("closing a group after %r: %s", error, failure)  # not raised: `error` came first
 
     def require_open(self) -> None:
         if self._closed:

@@ -143,8 +143,8 @@ def vote(team: Team) -> Iterator[None]:
 def agreed(outcomes: Sequence[MulticastError | None]) -> MulticastError | None:
     """The answer of a vote: None if no rank failed, else the failure that every rank raises.
 
-    A permanent failure is chosen before a temporary one (code 802), and among equals that of the lowest rank. So all
-    ranks that see these outcomes do the same: go on, start again, or give up.
+    A permanent failure is chosen before a temporary one (code 802). Among failures of one kind, that of the lowest rank
+    is chosen. So all ranks that see these outcomes do the same: go on, start again, or give up.
     """
     failures = [outcome for outcome in outcomes if outcome is not None]
     return min(failures, key=lambda failure: (failure.code == NOT_READY, failure.rank or 0), default=None)

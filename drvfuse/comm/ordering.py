@@ -37,8 +37,10 @@ class RankOrder:
     def __init__(self) -> None:
         self.last: Stream | None = None
         """The stream of the last call; None if there was no call since `drain`."""
-        self._event: Event | None = None  # recorded after the last call outside captures, if its stream is foreign
-        self._capture: int | None = None  # the capture that holds the last call, if its stream is foreign
+        self._event: Event | None = None
+        """Recorded after the last call outside captures, if that call was on a foreign stream."""
+        self._capture: int | None = None
+        """The capture that holds the last call, if that call was on a foreign stream."""
 
     def admit(self, stream: Stream, rank: int) -> None:
         """Order `stream` after the rank's last call, or raise CaptureError before anything is queued."""
@@ -61,7 +63,7 @@ class RankOrder:
         if now is None:  # never refused, as drvfuse cannot ask whether the last call's capture is still open
             if self._event is not None:
                 stream.wait(self._event)
-        elif not same(last, stream):  # no event can be waited for in a capture, so the handles decide
+        elif not same(last, stream):  # in a capture no event can be used: the streams must be equal or joined
             if now != self._capture:
                 raise _refused(rank, None)
             stream.follow(last)

@@ -28,7 +28,7 @@ class Rank:
     """
 
     def __init__(self, index: int, device: Device, group: Group) -> None:
-        self._group = weakref.ref(group)  # a weak reference, as the group's finaliser holds its ranks
+        self._group = weakref.ref(group)  # weak, as the group's finaliser holds the rank and must not hold the group
         self.index = index
         self.device = device
         self.stream: Stream = device.stream

@@ -60,7 +60,7 @@ def _of_devices(group: Group, colors: Sequence[int | None], keys: Sequence[int],
 def _on_board(
     group: Group, transport: ProcessTransport | NodeTransport, color: int | None, key: int, sizes: Sizes
 ) -> Group | None:
-    """The new group of the one rank of this process, or None."""
+    """The new group of this process's only rank; None if the rank's colour is None."""
     device = group.ranks[0].device
     board = transport.board.split(color, key)
     if transport.identity is not None:  # all ranks of the old group take part, also those that join no new group

@@ -139,8 +139,8 @@ class Workspace:
     def compared_calls(self, first: bool) -> ComparedCalls | None:
         """The data for the comparison of the ranks' calls; None for a group that does not compare them.
 
-        Ranks in several processes always compare their calls. With `first` they compare them before any data moves, and
-        ranks of one process compare theirs too.
+        Ranks in several processes always compare their calls; ranks of one process compare theirs only with `first`.
+        `first` means that calls are compared before any data moves.
         """
         if self._tables is None:
             return ComparedCalls.of_one_process(first=True) if first else None

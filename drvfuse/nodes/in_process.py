@@ -114,7 +114,7 @@ def _rails(parts: Sequence[_Exchanged]) -> list[list[_Exchanged]]:
 
 
 def _copy(to: Part, source: Part) -> None:
-    """Copy the numbers of the node of `source` to `to`. Both parts have them at the same offset from their address."""
+    """Copy the numbers of the node of `source` to `to`. They lie at the same offset from `address` in both parts."""
     offset = _FLOAT * source.count * source.member.node
     _copy_bytes(to, to.address + offset, source, source.address + offset, _FLOAT * source.count)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connects the nodes of a group (`NodeLink`), as the group's arguments that concern nodes say."""
+"""Connects the nodes of a group by a `NodeLink`, according to the arguments `nodes`, `node_order` and `exchange`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class Joint:
     timeout: float
 
     def find_engine(self, whole: bool, emulated: bool) -> Exchange:
-        """The engine that `nodes.engines.find_engine` finds. Raises Unsupported for the engine of another group."""
+        """The engine that `nodes.engines.find_engine` finds. Raises Unsupported if the engine was given as an object
+        and already serves another group."""
         if isinstance(self.wanted.exchange, _Used):
             raise Unsupported(
                 f"the engine {self.wanted.exchange.name} serves the group that it was given to, and the new group "

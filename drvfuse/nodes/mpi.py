@@ -208,5 +208,5 @@ class Mpi:
 
 
 def _messages(block: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-    """The bytes as messages that every MPI library can count."""
+    """Split the bytes into messages that are small enough for MPI libraries that count bytes in 32 bits."""
     return [block[begin : begin + _MESSAGE_BYTES] for begin in range(0, block.size, _MESSAGE_BYTES)]

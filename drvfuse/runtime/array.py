@@ -183,7 +183,8 @@ class Array:
     def order(self, stream: Stream, what: str) -> None:
         """Order later work on `stream` after all earlier uses of this memory.
 
-        Raises CaptureError while a capture uses the array. The error's message says that the array cannot be `what`.
+        Raises CaptureError while a capture uses the array. `what` ends the message's "cannot be ...", for example
+        "copied to the host".
         """
         self.require_open()
         stream._check_open()

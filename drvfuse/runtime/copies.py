@@ -57,7 +57,8 @@ def _from_device(target: Array, values: ArrayLike) -> None:
     if not target.size:
         return
     if source.ptr < target.ptr + target.nbytes and target.ptr < source.ptr + source.nbytes:
-        raise ArgumentError("values", f"{source!r}, which overlaps {target!r}", "memory apart from the array's")
+        expected = "memory that does not overlap the array"
+        raise ArgumentError("values", f"{source!r}, which overlaps {target!r}", expected)
     target.order(stream, "copied to")
     source.order(stream, "copied")
     with device.use():

@@ -140,7 +140,7 @@ def export(
     if stream == 0:
         raise ArgumentError("stream", 0, "-1, None, 1, 2 or a stream handle (0 is ambiguous)")
     if stream != -1 and array.size:
-        # `unchecked`, since a stream of another device can wait as well.
+        # The stream is not checked, since the consumer may pass a stream of another device, which can wait as well.
         Stream.unchecked(array.device, LEGACY if stream is None else stream).follow(array.stream)
     versioned = max_version is not None and max_version[0] >= 1
     managed: Any = (_ManagedVersioned if versioned else _Managed)()
@@ -240,7 +240,7 @@ def library_of(obj: Any) -> str:
 
 
 def current_stream(obj: Any, device_type: int, device_index: int) -> StreamLike | None:
-    """The current stream of the framework of `obj`: its handle, or an object that keeps it alive where the framework
+    """The current stream of the framework of `obj`: a handle, or an object that keeps the stream alive if the framework
     destroys streams. None if the framework gives no access to the stream."""
     library = library_of(obj)
     if library == "cupy":

@@ -96,7 +96,8 @@ class Driver(Owner):
         super().__init__()
         self.name, self.machine, self.types = name, machine, types
         self.devices: dict[int, Device] = {}
-        # functions that free, with their arguments: for open objects by key, and for objects left to `lifetime.flush`
+        # Functions that free something, with their arguments: `owned` for open objects, by key, and `retired` for the
+        # next `lifetime.flush`.
         self.owned: dict[object, tuple[Callable[..., None], tuple[Any, ...]]] = {}
         self.retired: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.abandoned: list[Any] = []  # memory that could not be freed safely; it is kept as long as the driver lives
@@ -233,7 +234,8 @@ class Driver(Owner):
         if self.name != "cuda":
             code, index = self.result("cuPointerGetAttribute", attribute, ptr)
             return None if code else int(index)
-        # cuda-bindings up to 13.3 and 12.9 answer 0 for every pointer (NVIDIA/cuda-python issue 2928).
+        # libcuda is called directly, since cuda-bindings 12.x and 13.x, up to 12.9 and 13.3, answer 0 for every
+        # pointer (NVIDIA/cuda-python issue 2928).
         value = ctypes.c_int(-1)
         query = ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute
         status = query(ctypes.byref(value), ctypes.c_int(int(attribute)), ctypes.c_uint64(ptr))

@@ -130,7 +130,7 @@ def _before(name: str, code: Any) -> list[str]:
 
 
 def translate(driver: Driver, name: str, args: tuple[Any, ...], error: Exception) -> None:
-    """Raise the typed form of an exception from inside the CUDA bindings; return if there is none."""
+    """Raise drvfuse's error for `error`, an exception of the CUDA bindings. Return if drvfuse has no error for it."""
     if driver.name != "cuda":
         return
     kind, text = type(error).__name__, str(error)

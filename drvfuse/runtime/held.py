@@ -52,7 +52,7 @@ def _drop(driver: Driver) -> None:
         try:
             while entries and _complete(driver, entries[0][0]):
                 dropped.append(entries.popleft())
-        except DrvfuseError:  # the device was closed or its context lost: a later query would fail too
+        except DrvfuseError:  # dropped too: the device was closed or lost its context, so later queries would also fail
             dropped.append(entries.popleft())
             raise
         finally:

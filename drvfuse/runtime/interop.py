@@ -49,8 +49,8 @@ def as_array(obj: ArrayLike, *, driver: Driver, argument: str, writable: bool = 
     """`obj` as an Array over the same memory, and the stream whose work writes it (None if its contents are complete).
 
     Takes an Array, an object with DLPack, or one with `__cuda_array_interface__`; the result keeps `obj` alive. For an
-    Array the stream is its own. For a foreign object it is the current stream of its framework, if the framework tells
-    it. Otherwise the producer is asked to order its work before the device's own stream, which is returned.
+    Array the stream is its own. For a foreign object it is the current stream of its framework, if the framework gives
+    access to it. Otherwise the producer is asked to order its work before the device's own stream, which is returned.
 
     Raises ArgumentError, naming `argument`, for host memory, strides, unknown dtypes, memory of another driver, and, if
     `writable`, read-only memory.
@@ -197,7 +197,7 @@ def _from_interface(obj: Any, interface: dict[str, Any], driver: Driver, argumen
         ptr, read_only = interface["data"]
         ptr = operator.index(ptr or 0)
     except (TypeError, ValueError):
-        raise ArgumentError(f"{said}['data']", repr(interface["data"]), "(address, read-only)") from None
+        raise ArgumentError(f"{said}['data']", repr(interface["data"]), "a tuple (address, is_read_only)") from None
     index = 0
     if ptr and 0 not in shape:
         index = owner_index(driver, ptr, argument)

@@ -267,7 +267,7 @@ def _dimensions(argument: str, value: int | Sequence[int]) -> tuple[int, int, in
         else:
             given = [operator.index(value)]
     except TypeError:
-        raise ArgumentError(argument, repr(value), "an int or up to three") from None
+        raise ArgumentError(argument, repr(value), "an int or a sequence of up to three ints") from None
     if not 1 <= len(given) <= 3 or any(n < 1 for n in given):
         raise ArgumentError(argument, repr(value), "one to three positive ints")
     x, y, z = (*given, 1, 1)[:3]

@@ -108,7 +108,7 @@ class Module:
             handle = self._modules.get(device)
             if handle is None:
                 if device.driver is not self.driver:
-                    raise ArgumentError("device", repr(device), f"a device of the {self.driver.name} driver in use")
+                    raise ArgumentError("device", repr(device), f"a device of the module's driver, {self.driver!r}")
                 # The CUDA driver gets the cubin, since it does not load PTX of a newer CUDA version.
                 image = self.image.cubin if self.driver.takes_cubins else self.image.ptx.encode() + b"\0"
                 with device.use():

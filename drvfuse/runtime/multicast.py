@@ -265,7 +265,7 @@ class Multicast(Owned):
         with bound.device.use():
             try:
                 self._call(f"{name}_v2", self.handle, bound.device.handle, bound.offset, *args)
-            except Unsupported:  # the bindings are 12.9 or 13.0, or the driver is older than its bindings
+            except Unsupported:  # cuda-bindings 12.9 and 13.0, and older drivers, lack the newer form
                 self._call(name, self.handle, bound.offset, *args)
         self._made.bound.append(bound)
 

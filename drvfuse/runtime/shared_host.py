@@ -22,7 +22,7 @@ _PORTABLE, _DEVICE_MAPPED = 1, 2
 
 
 def create(nbytes: int) -> int:
-    """A file descriptor, which the caller owns, of `nbytes` of zeroed memory without a name and of fixed size."""
+    """Make `nbytes` of zeroed, nameless memory of fixed size. Returns a file descriptor, which the caller owns."""
     descriptor = os.memfd_create("drvfuse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, nbytes)

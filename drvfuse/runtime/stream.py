@@ -143,7 +143,7 @@ class Stream(Owned):
         driver, ours = self.device.driver, self.device.context
         code, *values = driver.result("cuStreamGetCtx", self.handle)
         if int(code) in UNKNOWN_HANDLE:
-            raise ArgumentError(argument, hex(self.handle), f"a stream of the {driver.name} driver in use")
+            raise ArgumentError(argument, hex(self.handle), f"a stream that the {driver.name} driver knows")
         if code or int(values[0] or 0) in (0, int(ours)):  # a stream of a green context may have no CUcontext
             return
         driver.cuCtxPushCurrent(values[0])

@@ -134,7 +134,7 @@ class PhysicalMemory(Owned):
 
 
 class ImportedMemory(Owned):
-    """`nbytes` of memory of another process, from a descriptor that it has exported, for `device`.
+    """`nbytes` of memory of another process, imported for `device` from a descriptor that the other process exported.
 
     The caller keeps the descriptor, and may close it. The memory exists while this object or a mapping of it is open.
     """
@@ -299,10 +299,11 @@ class SymmetricBuffer(Owned):
         return self._multicast_ptr
 
     def arrays(self, shape: ShapeLike, dtype: DTypeLike, offset: int = 0) -> list[Array]:
-        """An array on each device of this process, at `offset` of its part, in the order of the device's own stream.
+        """Return an array on each device of this process, at `offset` of that device's part of the buffer.
 
-        `offset` is in bytes and a multiple of the element's size. The arrays keep the buffer alive; when it is closed,
-        any use of them raises ClosedError. Raises ArgumentError if they do not fit into `nbytes`.
+        `offset` is in bytes and a multiple of the element's size. Each array belongs to its device's own stream. The
+        arrays keep the buffer alive; when the buffer is closed, any use of them raises ClosedError. Raises
+        ArgumentError if they do not fit into `nbytes`.
         """
         from .array import check_shape, element_count, view
 

@@ -122,6 +122,6 @@ def _placed(table: Array, length: Array, clock: Clock) -> tuple[Array, Array]:
     took = _cycles(table[:, 2], table[:, 0])
     long = took > _LONG * tick if tick else np.zeros(len(took), bool)
     rate = np.where(long, length / np.maximum(took, 1), clock.cycles_per_ns)
-    back = np.where(long, 0.0, took - length / clock.cycles_per_ns)  # lower bound of the result, by the exit's value
+    back = np.where(long, 0.0, took - length / clock.cycles_per_ns)  # lower bound, from the timer at the exit
     low, high = np.maximum(back, 0.0), np.minimum(back, 0.0) + tick
     return np.where(low <= high, (low + high) / 2, tick / 2), rate
