@@ -94,7 +94,7 @@ class Ranks:
         return df.Group.of_board(self.boards[rank], opened, NodesWanted(**of_nodes))
 
     def each(self, call: Callable[[df.Group], T], groups: Sequence[df.Group] | None = None) -> list[T]:
-        """`call(group)` on every rank at once."""
+        """Run `call(group)` on every rank at once. Return the results."""
         return together([lambda group=group: call(group) for group in self.groups if groups is None or group in groups])
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ The kernels of all ranks run at once and communicate through the memory of the G
 right and that nothing hangs on real hardware, with the memory ordering of one GPU. It shows nothing about NVLink, peer
 mappings or speed. The devices share the legacy default stream and the synchronisation of the context, so tests of these
 fail. Many streams and graphs of one context share hardware queues, so `drvfuse bench` and the longest stress test time
-out. Ranks in several processes work too, but slowly, because the GPU runs their kernels in turns.
+out. Ranks in several processes work too, but slowly, because the GPU alternates between their kernels.
 
 Functions of the driver that are not named here act on GPU 0.
 """
@@ -46,7 +46,7 @@ class DividedContext:
 
 
 class _Ranges:
-    """Which device owns an address, and which devices were given access to it."""
+    """A table of address ranges: the device that owns each range, and the devices that were given access to it."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []

@@ -14,9 +14,10 @@ from drvfuse.bootstrap.server import Server
 
 
 class LocalBoards:
-    """`boards[rank]` is the board of that rank, to be used by a thread of its own. A context manager, which closes all.
+    """The boards of all ranks: `boards[rank]` is for the thread of that rank. The end of a `with` block closes all.
 
-    A rank is missing if its thread takes no step. `end(rank)` has the effect of the death of the rank's process.
+    A rank is missing if its thread does not call its board. `end(rank)` has the effect of the death of the rank's
+    process.
     """
 
     def __init__(self, size: int, timeout: float = 60.0) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that pages, docstrings and comments of kernels name exist, and the changelog has the version."""
+"""Pages, docstrings and kernels' comments name only files that exist, and the changelog has the version."""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ def described(archive: Path, metadata: IO[bytes] | None) -> None:
 
 
 def demo(wheel: Path, environment: Path) -> None:
-    """Run the demo of the wheel in an environment that has the wheel and this environment's copies of its
-    dependencies.
+    """Make the virtual environment `environment`, install the wheel into it, and run the demo there. The wheel's
+    dependencies are those of the interpreter that runs this tool.
     """
     venv.create(environment)
     own = {"base": str(environment), "platbase": str(environment)}

@@ -214,7 +214,7 @@ def skip(app: Any, what: str, name: str, member: object, skipped: bool, options:
 
 
 def signature(app: Any, what: str, name: str, value: object, options: object, text: str, returned: str) -> Any:
-    """Sphinx's `autodoc-process-signature`: types have the names that they have in the source, which are links.
+    """Sphinx's `autodoc-process-signature`: show types by the names that the source gives them, and as links.
 
     No arguments are shown for classes that programs do not construct.
     """

@@ -22,7 +22,7 @@ def progress(text: str, *, show: bool) -> contextlib.AbstractContextManager[obje
 
 @contextlib.contextmanager
 def counting(text: str, total: int, *, show: bool) -> Iterator[Callable[[], None]]:
-    """Like `progress`. Each call of the function that it yields counts one more of `total` as done."""
+    """Show, as `progress` does, how many of `total` are done. Yields a function; each call counts one more as done."""
     with progress(f"0 of {total} {text}", show=show) as status:
         count = 0
 

@@ -70,8 +70,7 @@ def test_a_multicast_buffer_has_an_address_per_rank_and_a_multicast_address(
 def test_a_store_to_the_multicast_address_reaches_every_rank(
     machine: df.emu.Machine, rng: np.random.Generator, devices: list[int]
 ) -> None:
-    """At any offset of any buffer, a reduction reads the parts of all ranks and a store writes them and nothing
-    else."""
+    """At any offset of any buffer, a reduction adds the values of all ranks, and a store writes to all ranks."""
     count = 64
     with local(machine, devices) as group:
         module = df.compile(SOURCE, driver=machine, arch=group[0].device.arch)

@@ -314,7 +314,7 @@ def test_a_rank_may_be_left_out_of_a_split_and_the_parent_may_be_closed_first() 
 
 
 def test_groups_and_their_subgroups_call_in_turns() -> None:
-    """Groups of every pair of ranks, and of pairs within groups of four."""
+    """Each rank calls in a group of one, in two groups of two and in the group of all four ranks, again and again."""
     with connected(4, max_blocks=2) as ranks:
         halves = ranks.each(lambda group: group.split(group[0].index // 2))
         alone = together([lambda half=half: half.split(half[0].index) for half in halves])

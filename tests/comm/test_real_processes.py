@@ -287,7 +287,7 @@ def open_files() -> Counter[str]:
     """What the open descriptors of this process refer to."""
     found: Counter[str] = Counter()
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the descriptor by which the folder was listed
+        with contextlib.suppress(FileNotFoundError):  # listdir has closed the descriptor that it used
             found[os.readlink(f"/proc/self/fd/{name}")] += 1
     return found
 

@@ -191,8 +191,8 @@ print(hits)
 
 
 def test_processes_write_read_and_delete_entries_of_one_cache_at_once(folder: Path) -> None:
-    """Twelve entries in a cache for six: each process reads an entry whole or not at all, and the entries left keep to
-    the limit.
+    """Three processes store twelve entries in a cache with room for six. A process reads an entry whole or not at all,
+    and at most six entries remain.
     """
     environment = {**os.environ, "DRVFUSE_CACHE_LIMIT": str(6 * ENTRY + ENTRY // 2)}
     workers = [
@@ -224,7 +224,7 @@ def test_threads_that_store_the_same_entry_leave_one(folder: Path) -> None:
 
 
 def test_one_process_at_a_time_builds_an_entry_and_the_others_load_it(folder: Path) -> None:
-    """Locks of two open files exclude each other in one process as they do in two."""
+    """Threads take the part of processes: each opens the lock file itself, so the lock excludes them too."""
     entry, order = folder / "entry", []
     begun, go_on = threading.Event(), threading.Event()
 

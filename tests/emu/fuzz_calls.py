@@ -100,7 +100,7 @@ def ok(result: tuple[Any, ...]) -> Any:
 
 
 class Arguments:
-    """Draws random arguments for a function by the types of its parameters."""
+    """A source of random arguments for a function, by the types of its parameters."""
 
     def __init__(self, draw: random.Random, host: dict[str, Any]) -> None:
         self.draw, self.host = draw, host

@@ -25,7 +25,7 @@ from drvfuse.emu.wire.parameters import Layout
 
 
 class Loopback:
-    """The services that calls use on the client's side and on the server's side, both in one process."""
+    """What `drvfuse.emu.wire` needs from the caller's process and from the machine's process, which are one here."""
 
     def __init__(self, machine: Machine | None) -> None:
         self.machine = machine

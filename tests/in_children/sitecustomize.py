@@ -18,7 +18,7 @@ def refusal(*args: Any, **kwargs: Any) -> NoReturn:
 
 
 class _Bindings:
-    """Finds `cuda.bindings.driver` as usual, and changes the module once it is loaded."""
+    """An import finder that finds `cuda.bindings.driver` as usual, and changes the module once it is loaded."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:

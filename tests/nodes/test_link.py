@@ -16,7 +16,7 @@ pytestmark = pytest.mark.emulated
 
 
 class Watched(InProcess):
-    """An exchange that always completes but is watched as if it might not. It counts its calls."""
+    """An exchange engine for which the group must enforce its time limit. It counts the calls of its methods."""
 
     name = "a watched engine"
     watched = True
@@ -201,7 +201,7 @@ def test_an_exchange_of_bytes_that_does_not_end_is_aborted_and_named(group, op):
 
 
 class Failing(Watched):
-    """Raises in its second exchange of bytes."""
+    """An exchange engine that raises in its second exchange of bytes."""
 
     def __init__(self):
         super().__init__()

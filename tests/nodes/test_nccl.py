@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine on NCCL with a stand-in for nccl4py: its calls of NCCL, and that every wait is bounded."""
+"""The exchange engine on NCCL, with a stand-in for nccl4py: what it calls, and that every wait is bounded."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ TRACED = re.compile(
 
 
 def without_calls(source: str) -> str:
-    """The source with blanks in place of comments and all trace code except the include of its header."""
+    """The source with blanks in place of comments and trace code. The include of the trace header remains."""
     source = TRACED.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), source)
     assert not re.search(r"\b(?:trace_?|trace_b)\b|TRACE|Trace", source.replace('#include "trace/trace.cuh"', ""))
     return source

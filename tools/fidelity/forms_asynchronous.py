@@ -55,8 +55,8 @@ def _one(verb: str, t: str) -> Form:
 
 
 def _operands(t: str) -> tuple[str, str, str]:
-    """For a bulk reduction of 16 bytes of type `t`, the kinds of its operands, the modifiers of the `st` that fills
-    memory, and the format string of the registers of that `st`. The source has the words x y z w, the target y x w z.
+    """Three texts for a bulk reduction of 16 bytes of type `t`: its operand kinds, the modifiers of the `st` that fills
+    memory, and the format string for the registers of `st`. The words are x y z w in the source, y x w z in the target.
     """
     if t in ("f16", "bf16"):
         return f"{t}x2 {t}x2 {t}x2 {t}x2", "v4.b32", "{{{0}, {1}, {2}, {3}}}"

@@ -268,7 +268,7 @@ MODES: dict[str, Callable[[_Maker], Tile]] = {
 
 
 def _integers(stream: Stream, shape: Shape, kinds: tuple[str, str, str], mode: int) -> Tile:
-    """Integers of 8 bits with C of 32: random, extreme or small; C is random, small, or near the ends of its range."""
+    """A and B have 8-bit integers: random, extreme or small. C has 32-bit ones: random, small, or near their limits."""
     found = []
     for which in ("a", "b"):
         size = shape.of(which)

@@ -335,7 +335,7 @@ def rows(sources: tuple[str, ...], extra: int = 0) -> tuple[Words, ...]:
     if not sources:
         return ()
     parts: list[list[Words]] = []
-    if arity == 1 and not sources[0].startswith("uniform"):  # edge values differ within a warp
+    if arity == 1 and not sources[0].startswith("uniform"):  # a uniform operand gets no edges: they differ in a warp
         parts.append([_edges(sources[0])[: count // 2]])
     elif arity > 1:
         pools = [_corners(kind, _CROSSED[arity]) for kind in sources]

@@ -135,7 +135,7 @@ def test_an_executable_takes_over_the_parameters_of_a_graph_of_its_shape(cuda: A
 
 
 def _other(g: Graphs, name: str) -> tuple[Any, str]:
-    """A graph that cannot update an executable of `add` followed by `scale`, and what the report has to say."""
+    """A graph that cannot update an executable of `add` followed by `scale`, and the text that the report must have."""
     cuda, graph = g.cuda, ok(g.cuda.cuGraphCreate(0))
     if name == "more nodes":
         for _ in range(3):

@@ -34,7 +34,7 @@ RAISE = "DRVFUSE_EMU_LOOP_LIMIT raises this limit"
 
 
 class Memory(Window):
-    """A window with 100 bytes of device 2 at `at`, which is `AT` in a process that has no other window."""
+    """A window in which 100 bytes of device 2 lie at address `at`: at `AT` if the process has no other window."""
 
     def __init__(self) -> None:
         super().__init__(1)

@@ -190,7 +190,7 @@ def test_shared_memory_of_a_block_that_has_not_begun_or_has_exited_is_a_fault(ri
     shared = "__shared__ alignas(16) u32 s[8];\n"
     fault = fault_of(rig0, f"{shared} if (r == 0 && !t) {access}  // fault")
     assert fault.kind == "cluster_absent"
-    if "ARRIVE" not in access and "red" not in access:  # with ARRIVE or red, other blocks run first
+    if "ARRIVE" not in access and "red" not in access:  # a thread suspends before these, and block 1 runs
         assert "block 1, which has not started (CTA not present)" in fault.message
     late = f"{shared} s[t % 8] = 0; C_SYNC if (r == 0 && !t) {{ for (u32 i = 0; i < 20; i++) __nanosleep(1000);\n"
     fault = fault_of(rig0, f"{late} {access} }}  // fault")

@@ -448,7 +448,7 @@ def test_memory_registered_without_the_flag_is_not_on_the_device(pair: tuple[Pro
         part = pair[0].file_behind(address, 4096)
         assert part is not None
         os.close(part.descriptor)
-        # mmap.mmap keeps a descriptor, which other ways of mapping need not do.
+        # As if no descriptor were open: mmap.mmap keeps one, but other ways of mapping need not.
         pair[0].file_behind = lambda address, nbytes: None
     assert code(cuda.cuMemHostRegister(address, 4096, 2)) == R.CUDA_ERROR_NOT_SUPPORTED
     ok(cuda.cuMemHostRegister(address, 4096, 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls and results as bytes: each is read with the values with which it was written."""
+"""Calls and results as bytes: reading the bytes gives the values that were written."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain calls that differ from an earlier call only in the addresses of their arrays: they only write the addresses to
-its launches, and otherwise behave like the first call."""
+"""Plain calls that differ from an earlier call only in the addresses of their arrays. Such a call writes its addresses
+to the launches of the earlier call, and otherwise behaves like it."""
 
 from __future__ import annotations
 

@@ -114,7 +114,8 @@ def inputs_are_free_afterwards(op: str, algo: str) -> None:
 
 
 class Spy:
-    """A dependent kernel after the call of rank 0, which reads the epoch or the value at `address` before its wait."""
+    """A dependent kernel that is launched after rank 0's call. Before its wait the kernel reads the epoch, or the value
+    at `address`."""
 
     def __init__(self, group: df.Group, address: int = 0) -> None:
         self.rank = group.ranks[0]

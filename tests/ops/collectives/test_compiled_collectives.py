@@ -60,7 +60,7 @@ FILE, STEP = 65536, 8  # registers of a multiprocessor of sm_90a, and the granul
 
 
 class Chosen(Exception):
-    """Raised in place of a launch: the specialisation that the launch needs, and the threads of a block."""
+    """Raised in place of a launch, with the specialisation that the launch needs and the threads of a block."""
 
 
 @pytest.fixture(scope="module")

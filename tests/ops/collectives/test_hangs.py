@@ -222,7 +222,7 @@ def timed_out(group, prepared, rank=0):
 @pytest.mark.parametrize("algo", PULL)
 @pytest.mark.parametrize("staged", [False, True])
 def test_the_timeout_names_the_call(new_group, rng, short_waits, algo, staged):
-    """Earlier calls have other numbers of barriers: several chunks, no barrier, or another op."""
+    """The calls before the one that times out pass other numbers of barriers: algorithm, chunks or op differ."""
     group = new_group(3, workspace_bytes=4096)
     hosts = random_inputs(rng, 3, (30, 64), "bfloat16")
     xs = [

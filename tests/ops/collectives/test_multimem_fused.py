@@ -146,7 +146,7 @@ def test_inputs_larger_than_the_staging_memory_are_processed_in_chunks(open_grou
 @places
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_the_sum_of_two_random_inputs_has_one_order(open_group, rng, dtype, where):
-    """Addition of two is commutative, so random data have the reference's bits too."""
+    """Addition of two values is commutative, so sums of random data have the reference's bits too."""
     check_exact(open_group(2), rng, random_inputs(rng, 2, (9, 264), dtype), where)
 
 

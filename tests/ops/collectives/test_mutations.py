@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of kernels and host code without which most results are right, each with a scenario that fails without it.
+"""Kernels and host code that lack one line. Most of their results are right; each has a scenario in which it fails.
 
 Without a block barrier, results are wrong only if some warps of a block run ahead of the others. The emulated driver's
 seeds let them do so.

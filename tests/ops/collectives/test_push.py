@@ -422,8 +422,8 @@ def test_a_scale_that_is_not_cleared_is_found_in_the_slots():
 @pytest.mark.parametrize("op", ["allreduce", "allreduce_rmsnorm_fp8"])
 @pytest.mark.parametrize("algo", PUSH)
 def test_a_call_after_one_with_a_partial_last_round_is_exact(algo, op):
-    """The next call reuses the slots of the round before the last. The data of the last round show that these slots are
-    clear.
+    """The next call begins in the half of the slots that the last round but one used. From the words of the last round
+    a rank learns that its peers have cleared that half, even if this round is partial.
     """
     with (
         df.emu.Machine(devices=2, seed=1, race="strict") as machine,

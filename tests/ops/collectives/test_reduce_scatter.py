@@ -61,7 +61,7 @@ def test_the_reference_splits_as_numpy_does(rng):
 @pytest.mark.gpus(3)
 @pytest.mark.parametrize("algo", ALGOS)
 def test_parts_larger_than_the_workspace_take_rounds_or_chunks(new_group, rng, algo):
-    """Consecutive calls have odd and even numbers of rounds, in some of which some ranks have no part left."""
+    """Consecutive calls have odd and even numbers of rounds. In some rounds some ranks have no part left."""
     group = new_group(3, workspace_bytes=4096)
     for count, splits in ((2999, None), (901, [901, 0, 0]), (1701, [0, 1700, 1]), (5, None), (1500, [400, 700, 400])):
         check(group, rng, (count,), splits=splits, algo=algo)

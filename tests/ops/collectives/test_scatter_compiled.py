@@ -17,7 +17,7 @@ FILE, STEP = 65536, 8  # registers of an sm_90a multiprocessor; those of a threa
 
 
 class Chosen(Exception):
-    """Raised in place of a launch: the specialisation that the launch needs, and the threads of a block."""
+    """Raised in place of a launch, with the specialisation that the launch needs and the threads of a block."""
 
 
 @pytest.fixture(scope="module")

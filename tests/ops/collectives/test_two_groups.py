@@ -197,7 +197,8 @@ def test_a_graph_of_another_library_with_an_early_launch_blocks_other_groups_for
 
 @pytest.mark.gpus(2)
 def test_two_groups_with_chains_of_early_calls_do_not_starve_each_other(new_group, rng):
-    """Each group fills its budget with chains on its own streams, launched in opposite orders of the devices."""
+    """Each group fills its budget with chains of dependent launches on its own streams. One group launches on device 0
+    first, the other on device 1."""
     hosts = random_inputs(rng, 2, 60_000, "bfloat16")
     groups = [new_group([0, 1]), new_group([1, 0])]
     streams = [[df.Stream(rank.device) for rank in group] for group in groups]

@@ -395,7 +395,7 @@ def lab(suite: Suite, case: Case, profile: Any, seed: int, late: int) -> Iterato
         yield Lab(suite, case, machine, late)
 
 
-# Places ---------------------------------------------------------------------------------------------------------------
+# Where threads run ----------------------------------------------------------------------------------------------------
 
 
 def together(*places: At) -> Drive:

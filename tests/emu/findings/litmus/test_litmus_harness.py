@@ -89,7 +89,8 @@ def test_either_of_two_accesses_comes_first(where: str) -> None:
     suite = Suite()
     body = "P(0) {\nST(weak, x, 7)  // @w\n}\nP(1) {\nu32 v; GET(v, weak, x)  // @r\nST(weak, y, v)\n}"
     suite.add("one", body, place(where, 2), races="w~r")
-    # If each role is a launch of its own, only seed 0 is used, as others may also delay the launch of the other role.
+    # If each role is a launch of its own, only seed 0 is used: under another seed the launch of the role that is not
+    # late may be delayed too.
     for late, seen in ((0, 0), (1, 7)):
         for seed in range(1 if where in ("stream", "peer") else 3):
             with lab(suite, suite.cases[0], "hardware", seed, late) as here:

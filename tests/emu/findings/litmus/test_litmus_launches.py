@@ -14,9 +14,9 @@ from litmus import At, Lab, Suite, fill, grid, together
 suite = Suite()
 
 # Programmatic dependent launches --------------------------------------------------------------------------------------
-# The dependent may start when every block of its primary has triggered or ended. Nothing in the primary is ordered
-# before what the dependent does ahead of its griddepcontrol.wait, which waits for the whole primary. Even seeds start
-# dependents late, odd ones early.
+# The dependent may start when every block of its primary has triggered or ended. The primary's accesses happen before
+# those that the dependent makes after its griddepcontrol.wait, but not before those that it makes earlier. Even seeds
+# start dependents late, odd ones early.
 
 PDL = """
 P(0) {
@@ -229,7 +229,7 @@ PROXY = 'asm volatile("fence.proxy.alias;" ::: "memory");'
 
 
 def _aliases(here: Lab) -> tuple[int, int]:
-    """Two addresses of one range of device 0, which both devices can access."""
+    """Two addresses of the same memory of device 0. Both devices can access it at both addresses."""
     cuda = here.cuda
     prop = types.CUmemAllocationProp()
     prop.type = types.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED

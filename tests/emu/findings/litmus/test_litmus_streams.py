@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the CUDA programming model orders: streams, events, the host and devices."""
+"""Litmus tests of the order that streams, events and waits of the host make, on one device and on several."""
 
 from __future__ import annotations
 
