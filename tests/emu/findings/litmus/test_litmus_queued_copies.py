@@ -18,7 +18,7 @@ case = suite.case
 BYTES = 64
 
 
-# By name: a call that queues a copy or fill of the word; and True if it writes the word, False if it reads the word.
+# For each name, a call that queues a copy or fill of the word, and whether the call writes the word (or reads it).
 COPIES: dict[str, tuple[Callable[[Lab, Any, int], Any], bool]] = {
     "fill": (lambda here, stream, m: here.cuda.cuMemsetD32Async(m, 7, BYTES // 4, stream), True),
     "copy-from-the-host": (
