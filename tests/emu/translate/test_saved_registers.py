@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registers keep their values while a thread is suspended: random programs that suspend between definitions, on branches
-and in loops are compared with the same programs in Python."""
+"""Registers keep their values while a thread is suspended: random programs that suspend between definitions, on
+branches and in loops are compared with the same programs in Python."""
 
 from __future__ import annotations
 

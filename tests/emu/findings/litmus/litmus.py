@@ -418,7 +418,8 @@ def grid(blocks: Any, threads: Any, **options: Any) -> Drive:
 
 def place(name: str, roles: int) -> Drive:
     """Return a `Drive` that runs each role in a thread of its own. `name` says where the threads are: in one warp, in
-    one block, in one grid ("gpu"), or each in a launch of its own, on several streams ("stream") or devices ("peer")."""
+    one block, in one grid ("gpu"), or each in a launch of its own, on several streams ("stream") or devices
+    ("peer")."""
     where: dict[str, Callable[[int], At]] = {
         "warp": lambda i: At(thread=i),
         "block": lambda i: At(thread=32 * i + i),
