@@ -18,8 +18,8 @@
 
 #include "access.cuh"
 
-// Completes a phase of the barrier: its waiting threads continue. `lead` is the block of rank 0, `last` the thread that
-// arrived or exited last.
+// Completes a phase of the cluster's barrier: the threads that wait at the barrier continue. `lead` is the block of
+// rank 0, `last` the thread that arrived or exited last.
 FAR void complete_cluster(Launch* l, Block* lead, Thread* last) {
     lead->cluster_arrived = lead->cluster_missing = 0;
     if (l->engine->race) race_cluster_complete(l->engine->race, lead->race);
@@ -43,7 +43,7 @@ FAR void complete_cluster(Launch* l, Block* lead, Thread* last) {
 }
 
 // Counts `count` threads, which have arrived at the barrier of the cluster or have exited. Completes the phase if no
-// thread is missing.
+// thread is missing any more and at least one has arrived.
 FN void cluster_counts(Launch* l, Block* b, u32 count, Thread* last) {
     Block* lead = block_of_rank(l, b, 0);
     lead->cluster_missing -= count;
