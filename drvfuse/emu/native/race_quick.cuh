@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The quick way of the race detector, for simple accesses.
 //
-// Nearly all accesses are plain, happen after all writes that they find, and can share an entry. Such an access
-// conflicts with nothing, and is recorded by one bit. The quick way handles these accesses and leaves all others to
-// check_line (race_check.cuh), which starts again. The changes that the quick way has made to the list by then are
-// changes that check_line would make, too.
+// Nearly all accesses are plain, happen after all writes that they find, and can share an entry. Such an access races
+// with nothing, and is recorded by one bit in the entry. The quick way handles these accesses. It leaves all others to
+// check_line (race_check.cuh), which checks them from the start. The changes that the quick way has made to the list by
+// then are changes that check_line would make, too.
 #pragma once
 
 #include "race_list.cuh"
