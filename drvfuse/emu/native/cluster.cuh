@@ -3,9 +3,9 @@
 //
 // The blocks of a cluster have adjacent block slots, in the order of their ranks, and become resident together. Their
 // shared memories are 1 << CLUSTER_SHIFT bytes apart, so a 32-bit shared-memory address is rank << CLUSTER_SHIFT |
-// offset: it names the same memory in all blocks of the cluster, and mapa replaces the rank. An instruction on
-// .shared::cta may access its own block's memory only. An instruction on .shared::cluster, or with a generic address,
-// may access the memory of each block of the cluster that is present (access.cuh).
+// offset: it means the same memory in all blocks of the cluster, and mapa replaces the rank. An instruction on
+// .shared::cta may access the shared memory of its thread's block only. An instruction on .shared::cluster, or with a
+// generic address, may access the memory of each block of the cluster that is present (access.cuh).
 //
 // A phase of the barrier is complete when each thread of the cluster has arrived in it or has exited. A thread arrives
 // once in a phase, and waits for the phase before it arrives in the next one. The counts are in the block of rank 0,

@@ -1,6 +1,7 @@
-// SPDX-License-Identifier: Apache-2.0 Delayed stores: a store of a block reaches other blocks late, at a moment that
-// the seed decides, unless an ordering operation forces it earlier. If stores are not delayed (Engine::delay is null),
-// each store reaches all threads at once, and memory is sequentially consistent.
+// SPDX-License-Identifier: Apache-2.0
+// Delayed stores: a store of a block reaches other blocks late, at a moment that the seed decides, unless an ordering
+// operation forces it earlier. If stores are not delayed (Engine::delay is null), each store reaches all threads at
+// once, and memory is sequentially consistent.
 //
 // A plain, relaxed, volatile or release store to global memory becomes a pending store of its block. It is propagated
 // in two steps: first to the device, whose blocks then all see it, and later to all devices and the host. A block sees

@@ -57,8 +57,8 @@ FN u32 repeats(Engine* e) {
     return 0;
 }
 
-// Whether the next step of rt_advance may let a thread continue: a thread has read the clock since rt_advance last
-// moved it, and the step can still grow.
+// Whether the next step of rt_advance may let a thread continue: a thread has read the virtual clock since rt_advance
+// last moved the clock, and the step by which rt_advance moves it can still grow.
 FN u32 awaits_clock(Engine* e) { return e->clock_reads != e->reads_before && e->step < LAST_STEP; }
 
 const u32 PROBE_EVENT = 2;  // a result of `probe`: a launch has had an event (has_event)

@@ -60,9 +60,9 @@
 //     of their threads (race_observe.cuh).
 //
 //     Barriers. bar.sync and bar.red order the accesses of all participating threads before the barrier before their
-//     accesses after it. A thread at bar.arrive publishes what it knows, but learns nothing. In the same way,
-//     bar.warp.sync orders the accesses of lanes of a warp, and barrier.cluster those of the threads of a cluster
-//     (race_cluster.cuh). Shuffles and votes order nothing.
+//     accesses after it. bar.warp.sync orders the accesses of lanes of a warp in this way, and barrier.cluster those of
+//     the threads of a cluster (race_cluster.cuh). A thread at bar.arrive publishes what it knows, but learns nothing.
+//     Shuffles and votes order nothing.
 //
 //     Operations. From its start, a launch knows what the operations for which it waited know, and what the host knew
 //     when it queued the launch. A programmatic dependent learns its primary only at griddepcontrol.wait. What a

@@ -2,7 +2,7 @@
 // What strong writes publish at a location, and what strong reads of the location learn (release and acquire).
 //
 // For each scope, a location has one Published per block (scope CTA), per cluster, or per device (GPU and SYS) that has
-// published there. A reader learns from it if both scopes suffice:
+// published there. A reader learns what a Published holds if the scopes of both sides suffice:
 //
 //     published for    by                     is learnt by a read of at least
 //     CTA              a block                CTA scope in that block

@@ -2,7 +2,7 @@
 // The quick way of the race detector, for simple accesses.
 //
 // Nearly all accesses are plain, happen after all writes that they find, and can share an entry. Such an access races
-// with nothing, and is recorded by one bit in the entry. The quick way handles these accesses. It leaves all others to
+// with nothing, and is recorded by one bit in that entry. The quick way handles these accesses. It leaves all others to
 // check_line (race_check.cuh), which checks them from the start. The changes that the quick way has made to the list by
 // then are changes that check_line would make, too.
 #pragma once

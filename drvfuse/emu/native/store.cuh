@@ -8,10 +8,10 @@
 //
 // Why each result is one that PTX allows. A piece may be read at any moment between its issue and the end of its
 // thread's first wait for it, with .read or without. It may be written, by a weak access, at any moment between its
-// read and the end of the wait without .read; if there is no such wait, the end of the launch. Only these waits order
-// the read and the write. Here the seed draws both moments for each piece: it is read at its issue or at the wait, and
-// written at once or at the wait without .read. Seed 0 always takes the later moment. So programs with a missing wait
-// go wrong:
+// read and the end of the wait without .read or, if there is no such wait, the end of the launch. Only these waits
+// order the read and the write. Here the seed draws both moments for each piece: it is read at its issue or at the
+// wait, and written at once or at the wait without .read. Seed 0 always takes the later moment. So programs with a
+// missing wait go wrong:
 //
 //   - If the source is overwritten before the wait, the target gets the new bytes of the source, in every run with seed
 //     0.
