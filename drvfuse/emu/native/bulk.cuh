@@ -110,8 +110,8 @@ FAR void end_bulk(Launch* l, Bulk* c) {
     if (e->race) race_bulk_end(t, c->mbarrier, c->known);
 }
 
-// Makes the copies of a block that are due, and returns their number. Called at the end of the block's turn. `idle` is
-// 1 if no thread of the block ran in the turn.
+// Called at the end of a block's turn. Makes the pending copies of the block whose moment has come. If there are none
+// and no thread of the block ran in the turn (`idle`), makes one of the others. Returns the number of copies made.
 FAR u32 run_bulks(Launch* l, Block* b, u32 idle) {
     Engine* e = l->engine;
     Bulk* pool = l->copy_pool->bulk;

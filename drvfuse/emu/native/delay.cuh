@@ -42,9 +42,10 @@
 //     device are propagated first. Pending stores of other blocks and devices are not performed yet, and come after the
 //     atomic in the coherence order.
 //
-//     Completion. A launch has ended when its blocks have ended and none of its stores is pending. Then all stores of
-//     its device are propagated, too. So the next operation of the stream, the host, and griddepcontrol.wait see all
-//     stores. The end of a block alone orders nothing: its stores stay pending.
+//     Completion. A launch has ended when its blocks have ended and none of its stores is pending. At this moment, all
+//     stores that its device sees are propagated to all devices and the host, too. So the next operation of the stream,
+//     the host, and griddepcontrol.wait see all stores. The end of a block alone orders nothing: its stores stay
+//     pending.
 //
 //     Proxies. fence.proxy counts as a release of scope SYS. Stores are distinguished by address. Where one page is
 //     mapped at two addresses, a store by one address may overtake an older store by the other, unless there is a

@@ -45,8 +45,8 @@ FAR u32 has_event(Launch** launches, u32 n) {
     return event;
 }
 
-// Whether the states of all threads are as they were some rounds ago, so that they repeat for ever. Called if
-// Engine::watching, when all threads wait again.
+// Whether the states of all threads are as they were some rounds ago, so that the threads would go through these rounds
+// for ever. Called if Engine::watching, when all threads wait again.
 FN u32 repeats(Engine* e) {
     if (e->state == e->state_kept && e->clock_reads == e->state_reads) return 1;
     if (!--e->state_rounds) {

@@ -22,8 +22,8 @@
 #include "race_blocks.cuh"
 
 // Records that lanes of a warp arrive at the barrier of the cluster. `lead` is the block of rank 0. `releases` is 0 for
-// an arrival with .relaxed. Such an arrival publishes what the thread knew at its last fence, and an item for its block
-// at time 1, by which others know that the block has started.
+// an arrival with .relaxed. Such an arrival publishes what the thread knew at its last fence of at least cluster scope,
+// and an item for its block at time 1, by which other threads know that the block has started.
 FAR void race_cluster_arrive(Launch* l, RaceBlock* lead, Block* b, u32 w, u32 lanes, u32 releases) {
     Race* r = l->engine->race;
     if (releases) {

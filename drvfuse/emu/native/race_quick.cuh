@@ -51,13 +51,13 @@ FN u32 merge_access(QuickAccess* access, Entry* e, u32 kind, u32 variant) {
 // recorded. `barrier_time` is RaceBlock::barrier_time of that block.
 //
 // Unless `strict`, a later store of the block that does not change the word does not race with this write, but it may
-// race with an access of the block that was made before this write and since the block's last barrier. If the write
-// replaced the entry of that access, the race would be missed. So the entry stays, with two exceptions:
+// race with a read by the block that was made before this write and since the block's last barrier. If the write
+// replaced the entry of that read, the race would be missed. So three kinds of entries stay: those of reads, those of
+// asynchronous copies, and those of writes whose thread had read the bytes (VARIANT_AFTER_READ).
 //
-//     - Strong writes are replaced, since the observations of them are dropped with their location.
-//     - A read is replaced if the writing thread has made it at the same time (clock.cuh) as the write
-//       (VARIANT_AFTER_READ). A clock then includes both or neither, and a store that is not ordered after the write is
-//       reported as a race with the write.
+// For a write that itself has VARIANT_AFTER_READ, this function is not needed: the write replaces all entries of its
+// bytes. Its thread has read the bytes at the same time (clock.cuh) as the write, so a clock includes both accesses or
+// neither, and a store that is not ordered after the write is reported as a race with the write.
 FN u32 irreplaceable(Race* r, Entry* e, u32 op, u32 block, u32 barrier_time) {
     if (r->strict || !(~e->kind & N_WRITE || e->kind & N_ASYNC || e->variant == VARIANT_AFTER_READ)) return 0;
     return e->op == op && e->block == block && e->time >= barrier_time;
