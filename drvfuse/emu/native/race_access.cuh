@@ -23,7 +23,7 @@ FN void begin_block_access(Access* access, Launch* l, Block* b) {
 }
 
 // Fills in an Access for a thread. The caller adds the address, the size, the flags, the kind and the site. Also
-// settles the doubts of the last store (race_report.cuh).
+// settles the doubts of the store before it (race_report.cuh).
 FN void begin_access(Access* access, Thread* t) {
     Launch* l = t->launch;
     Block* b = t->block;

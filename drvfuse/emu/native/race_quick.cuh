@@ -106,7 +106,7 @@ FN u32 known_of_warp(QuickAccess* access, Entry* e, u32 overlap) {
 
 // Drops the reads after `link` that the current thread knows, since its new read replaces them. Looks at reads by other
 // operations, and at up to `own_count` reads by the present operation. `own_count` is 0 unless the list has a write of
-// the present operation, which may have kept older reads (irreplaceable).
+// the present operation: such a write may have left older reads in the list (irreplaceable).
 FN void forget_outlived(QuickAccess* access, Ref* pool, Ref* link, u32 own_count) {
     LOOP while (*link) {
         Entry* e = (Entry*)arena_at(access->race, *link);

@@ -122,8 +122,9 @@ API u32 rt_bulk_store(Thread* t, u64 target, u64 source, u32 size, u32 how, u32 
 
 API void rt_bulk_commit(Thread* t) { queue_of(t, 1)->commits++; }
 
-// Waits until all pieces are written, or with `read` until they are read, except those of the `newest` groups that were
-// committed last. Returns 0, or 1 after recording a fault.
+// Waits until all pieces are written or, with `read`, until they are read. Does not wait for pieces of the last
+// `newest` groups that were committed, nor for pieces issued after the last commit. Returns 0, or 1 after recording a
+// fault.
 API u32 rt_bulk_wait(Thread* t, u32 newest, u32 read, u32 site) {
     Launch* l = t->launch;
     Copy* pool = l->copy_pool->pool;
