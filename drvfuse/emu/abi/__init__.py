@@ -76,10 +76,12 @@ class Kind(IntEnum):
 
 
 class MemoryOf(IntEnum):
-    """Whose memory an access reaches, as seen from the device that makes the access. Reports count accesses by it.
+    """Whose memory an access reaches, as seen from the device that makes the access. Reports have separate counts of
+    accesses for each value.
 
-    DEVICE is memory of the same device, PEER memory of another device. MULTICAST counts the bytes that a multimem
-    instruction names, once for all devices of the multicast object.
+    DEVICE is memory of the same device, PEER memory of another device, HOST pinned host memory, and SHARED shared
+    memory. MULTICAST is memory at a multicast address; an access to it counts once, not once for each device of the
+    team.
     """
 
     DEVICE, PEER, HOST, SHARED, MULTICAST = range(5)
@@ -160,7 +162,7 @@ class Trap(IntEnum):
 
 class WarpOp(IntEnum):
     """The operation of a thread that suspends with the status WARPOP: its op_kind. op_mask is the member mask of the
-    instruction (0xffffffff if it has none).
+    instruction (0xffffffff if it has none). The list has the operands and, after "->", the results.
 
     SHFL: op_a value (32 bits), op_b lane or delta, op_c clamp/segment word -> op_result value, op_pred in range.
     VOTE: op_a predicate (0/1) -> op_result (0/1, or the mask for BALLOT).
@@ -268,8 +270,8 @@ class HeapCall(IntEnum):
 
 
 class Reduce(IntEnum):
-    """How a reduction combines elements. An `Element` and an `Accumulate` are or-ed to it at their shifts. Functions
-    whose argument is 0 for no reduction get the value or-ed with `REDUCES`.
+    """How a reduction combines elements. An `Element` and an `Accumulate` are or-ed to it at their shifts. Some
+    functions take 0 for no reduction; for a reduction, they take the value or-ed with `REDUCES`.
     """
 
     ADD, MIN, MAX, AND, OR, XOR, INC, DEC = range(8)

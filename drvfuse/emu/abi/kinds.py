@@ -52,8 +52,8 @@ class Absent(IntEnum):
 
 
 class NoticeKind(IntEnum):
-    """Kinds of findings that do not end a launch. SHUFFLE and VOTE: an operand names lanes that are absent. BARRIER:
-    lanes of the warp have exited.
+    """Kinds of findings that do not end a launch. SHUFFLE and VOTE: an operand of a warp operation names lanes that are
+    absent. BARRIER: a warp has arrived at a barrier after some of its lanes have exited.
     """
 
     SHUFFLE, VOTE, BARRIER = range(3)

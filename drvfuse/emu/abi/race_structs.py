@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The structures of the race detector (`native/race.cuh`) that Python allocates or reads.
 
-A `Ref` is the offset of a piece of the detector's arena, in units of 32 bytes; 0 names none. The structures that only
-the native runtime uses, such as clocks and entries, are declared in the headers of `native`.
+A `Ref` is the offset of a piece of the detector's arena, in units of 32 bytes; 0 means no piece. The structures that
+only the native runtime uses, such as clocks and entries, are declared in the headers of `native`.
 """
 
 from __future__ import annotations
@@ -89,8 +89,9 @@ class Doubt(Structure):
     f"Doubt doubts[{DOUBTS}]",
 )
 class Race(Structure):
-    """The state of the race detector of a machine. Python allocates it with the machine and sets the first members; the
-    native runtime changes the others. Python reads `found_races` and `exhausted`.
+    """The state of the race detector of a machine. Python allocates it with the machine and sets the members up to
+    `strict`; the native runtime changes `arena_top` and the members after `strict`. Python reads `found_races` and
+    `exhausted`.
     """
 
 
@@ -129,8 +130,8 @@ class MissedFlag(Structure):
     "Ref end_clock",  # the joined clocks of its threads that have exited
     "Ref proxy_fence_clock",  # the joined clocks of its threads at their fence.proxy.async
     # The last fence.proxy.alias of the block: the clock of its thread before and after the fence, and barrier_time at
-    # the fence. A thread with the same clock before its fence gets the same clock after it, which is not computed
-    # again.
+    # the fence. If another thread executes the fence with the same clock and the same barrier_time, it gets the same
+    # clock after the fence, without computing it again.
     "Ref alias_clock_before, alias_clock_after",
     "u32 alias_barrier_time",
     f"Ref arrivals[{BARRIERS}]",  # for each barrier: what the arrivals of this phase have published

@@ -35,8 +35,9 @@ from .layout import layout
     "u64 wake_time",  # the virtual time at which its sleep ends
 )
 class Thread(Structure):
-    """The header of a thread's frame. The runtime sets it up when the block starts. Translated code writes its operands
-    and reads the results; Python reads it for reports. It is valid until another block uses the same block slot.
+    """The header of a thread's frame. The runtime sets it up when the block starts. Translated code stores in it the
+    operands of operations of the runtime, and loads the results from it; Python reads it for reports. It is valid until
+    another block uses the same block slot.
     """
 
 
@@ -74,8 +75,8 @@ class Poll(Structure):
     "u32 pad[3]",
 )
 class Warp(Structure):
-    """One warp of a resident block, from the start to the end of the block. Its members are masks of lanes unless they
-    say otherwise. The runtime writes it; Python reads it to say what threads wait for.
+    """One warp of a resident block, from the start to the end of the block. A member is a mask of lanes unless its
+    comment says otherwise. The runtime writes it; Python reads it to say what threads wait for.
     """
 
 
@@ -182,8 +183,8 @@ class Fault(Structure):
     "u32 slot_count, threads, warps",  # the numbers of block slots, and of threads and warps in a block
     "u32 frame_stride",  # bytes from one frame to the next
     "u32 blocks, next, finished, triggered",  # numbers of blocks: in all; started; ended; triggered (or ended)
-    # The shared memory of the block in block slot 0, and the distance to that of the next block slot. The local memory
-    # of the first thread, and the distance to that of the next thread.
+    # The address of the shared memory of block slot 0, and the bytes from there to that of the next block slot. The
+    # address of the local memory of the first thread, and the bytes from there to that of the next thread.
     "u64 shared_base, shared_stride, local_base, local_stride",
     "u32 local_bytes, param_bytes, shared_bytes",  # local memory of a thread, parameters, shared memory of a block
     "u32 cluster_size",  # blocks of a cluster; 1 without clusters
@@ -201,8 +202,8 @@ class Fault(Structure):
     "Fault fault",
     "u32 reported",  # the last event that rt_run has reported: 1: all blocks have triggered, 2: the launch has ended
     # Where the next call of the runtime continues to run this launch. part: 1 if the last call stopped in the middle of
-    # it. turn: how many block slots the last call had finished. turn_warp: 1 plus the index of the next warp of the
-    # next block, or 0 if that block has not begun.
+    # it. turn: how many block slots the last call had finished. turn_warp: 1 plus the index of the warp with which the
+    # turn of the next block continues, or 0 if that turn has not begun.
     "u32 part, turn, turn_warp",
     "u8 owner_class[256]",  # the MemoryOf under which accesses are counted, indexed by the owner in the access word
     "u32 pending, pad",  # the number of delayed stores of its blocks, ended blocks included
@@ -210,7 +211,7 @@ class Fault(Structure):
 )
 class Launch(Structure):
     """A launch of a kernel. Python makes it when the launch starts and frees it when the launch has ended; the runtime
-    runs it. Translated code reads the members that special registers name.
+    runs it. Translated code reads special registers, such as %nctaid, from its members.
     """
 
 
@@ -256,10 +257,11 @@ class Notice(Structure):
 
 @layout("u64 base, nbytes", "u64* members", "u64 devices")
 class Team(Structure):
-    """A range of addresses of a multicast object. Python writes it between calls of the runtime; the runtime reads it.
+    """A range of addresses at which a multicast object is mapped. Python writes it between calls of the runtime; the
+    runtime reads it.
 
-    For each piece, `members` has MEMBERS addresses of bound memory, by device; 0 means that the device has bound
-    nothing. `devices` has a bit for each device of the team.
+    For each piece of 2 MiB, `members` has MEMBERS addresses, one for each device: that of the memory which the device
+    has bound to the piece, or 0. `devices` has a bit for each device of the team.
     """
 
 
@@ -283,9 +285,10 @@ class Teams(Structure):
     "u64 work",  # the cost of this call so far, in accesses
     "u64 fuel_given",  # the accesses that the running thread was given since its resume, `fuel` included
     # The state of a pass over all launches (native/pass.cuh) and of a probe. If a call leaves a pass or a probe
-    # unfinished, the next call continues it. pass_at: how many launches the pass has finished. pass_ran: the resumes of
-    # threads in the pass so far. pass_held: 1 if the pass has held back a warp or a launch, 2 if the pass holds back
-    # nothing any more.
+    # unfinished, the next call continues it. pass_open: 1 while a pass is unfinished. pass_at: how many launches the
+    # pass has finished. pass_ran: the resumes of threads in the pass so far. pass_held: 1 if the pass has held back a
+    # warp or a launch, 2 if the pass holds back nothing any more. probe_force: 1 if all waiting threads poll in the
+    # next pass of the probe. probe_streak: the number of passes of the probe since the last one with probe_force.
     "u32 pass_open, pass_at, pass_ran, pass_held, probe_force, probe_streak",
     "u32 advancing",  # 1 in rt_advance and rt_pass_time
     "u32 wake_count",  # how often sleepers were woken since the last progress

@@ -2,8 +2,8 @@
 // The checks and counters of every memory access of translated code.
 //
 // Each granule of 64 KiB has an access word, and each byte a shadow byte (abi/__init__.py, space/window.py). The
-// function `refused` checks an access in one step where possible. If that step fails, bad_access finds out why, byte by
-// byte.
+// function `refused` checks all bytes of an access together. If this check fails, bad_access looks at each byte to find
+// out why.
 #pragma once
 
 #include "delay.cuh"
@@ -37,9 +37,9 @@ FN u32 present(Block* b) { return b->active && b->has_run && b->live; }
 // Fault::value for F_CLUSTER_ABSENT: the index of the block, and why the block is absent (the enum Absent).
 FN u64 absence(Block* b) { return (u64)b->index << 32 | (b->has_run ? ABSENT_EXITED : ABSENT_NOT_YET); }
 
-// Whether a thread may access this range of shared memory, local memory or parameters (`type`). The range must lie in
-// the thread's own local memory, in the parameters of its launch, in the shared memory of its block, or in the shared
-// memory of another block of its cluster that is present.
+// Whether a thread may access a range of memory of kind `type`: shared memory, local memory or parameters. Local memory
+// must be the thread's own, and parameters those of its launch. Shared memory must be that of its block or, unless the
+// instruction is on .shared::cta, that of another block of its cluster, if it exists (`present`).
 FN u32 own_range(Thread* t, u32 type, u64 addr, u32 size, u32 flags) {
     Launch* l = t->launch;
     if (type == K_SHARED) {
@@ -80,7 +80,7 @@ FN ShadowState shadow_state(u64 addr, u32 size, u32 flags, u32 all_addressable) 
 }
 
 // Returns the kind of fault that an access to memory of kind `type` makes, or F_NONE if the access is allowed. The
-// access lies inside one granule. Stores Fault::value in *value.
+// access lies inside one granule, whose access word is `word`. For F_CLUSTER_ABSENT, stores Fault::value in *value.
 FN u32 fault_kind(Thread* t, u64 addr, u32 size, u32 flags, u32 word, u32 type, ShadowState* s, u64* value) {
     Launch* l = t->launch;
     u32 bits = flags & A_ATOMIC ? 0x101 : flags & A_WRITE ? 0x100 : 1;
@@ -99,8 +99,8 @@ FN u32 fault_kind(Thread* t, u64 addr, u32 size, u32 flags, u32 word, u32 type, 
     return (flags & (A_WRITE | A_ATOMIC)) && (word >> l->device & 1) ? F_READ_ONLY : F_NO_ACCESS;
 }
 
-// Finds out why an access is refused and records the fault. Returns 0 if the access is allowed after all: compilers
-// load more elements than they use, and the unused ones need not be written.
+// Finds out why an access is refused, records the fault and returns 1. Returns 0 if the access is allowed after all: a
+// load may include elements that the thread never uses, and memory of these may be uninitialised.
 FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
     u64 off = addr - l->window_base;
@@ -127,9 +127,10 @@ FAR u32 bad_access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
 
 // Checks --------------------------------------------------------------------------------------------------------------
 
-// Checks the shadow bytes of an access. Its bytes must be addressable, which needs no check if `kind` has KIND_FULL. If
-// the access reads, they must be initialised, which needs no check with KIND_INITIALISED. With `marks`, marks the bytes
-// as initialised. Returns 1 if the access is refused.
+// Checks the shadow bytes of an access; `kind` is the kind field of the granule's access word. The bytes must be
+// addressable (not checked if `kind` has KIND_FULL). With `read`, they must also be initialised (not checked if `kind`
+// has KIND_INITIALISED). Returns 1 if the access is refused. Otherwise returns 0 and, with `marks`, marks the bytes as
+// initialised.
 template <class Word> FN u32 shadow_refuses(u64 addr, u32 kind, u32 read, u32 marks) {
     Word* s = (Word*)addr;
     Word every = (Word)0x0101010101010101ull;
@@ -140,8 +141,8 @@ template <class Word> FN u32 shadow_refuses(u64 addr, u32 kind, u32 read, u32 ma
     return 0;
 }
 
-// Returns 1, after recording a fault, if the thread must not make this access. *found is the access word of its
-// granule. For local memory and parameters only the bounds are checked.
+// Returns 1, after recording a fault, if the thread must not make this access, else 0. Stores the access word of the
+// granule in *found. For local memory and parameters, no shadow bytes are checked.
 FN u32 refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32* found) {
     Launch* l = t->launch;
     u64 off = addr - l->window_base;
@@ -183,8 +184,8 @@ FAR void note_write(Engine* e, u64 addr, u32 size) {
     w->high = high_of(addr, size);
 }
 
-// Checks and counts an access of a thread, and passes it to delayed stores and the race detector. Returns 0 if the
-// access is allowed, or 1 after recording a fault.
+// Checks and counts an access of a thread, and passes it to delay_access (delay.cuh) and to the race detector. Returns
+// 0 if the access is allowed, or 1 after recording a fault.
 FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
     u32 word;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The memory of the race detector: an arena of pieces, from which clocks, entries and locations are allocated.
 //
-// Python reserves the arena once per machine (Race::arena, Race::arena_bytes). A Ref names a piece by its offset in
-// units of 32 bytes; Ref 0 names no piece. The size of a piece is 32 << size_class bytes. A piece that is given back is
-// linked into the free list of its class (Race::free_pieces), and its first word is then the link. The arena never
-// shrinks. When fewer than RESERVE bytes are left, the detector stops for good (Race::exhausted), and Python reports
-// it.
+// Python reserves the arena once per machine (Race::arena, Race::arena_bytes). A Ref is the offset of a piece in the
+// arena, in units of 32 bytes; Ref 0 means no piece. The size of a piece is 32 << size_class bytes. A piece that is
+// given back goes into the free list of its class (Race::free_pieces); its first word is then the Ref of the next free
+// piece. The arena never shrinks. When fewer than RESERVE bytes are left, the detector stops for good
+// (Race::exhausted), and Python reports it.
 #pragma once
 
 #include "common.cuh"

@@ -54,8 +54,9 @@ FN void arrive_at_cluster(Launch* l, Block* b, Warp* warp, u32 w, u32 lanes, Thr
     cluster_barrier(l, b, w, lanes);
 }
 
-// Checks the operands with which a thread arrives at barrier `id`, and records them in the barrier. `first` is the
-// first thread of the same warp, whose operands must agree. Returns 0, or 1 after recording a fault.
+// Checks the operands of a thread that arrives at barrier `id`, and records them in the barrier. `first` is the first
+// arriving thread of the same warp. Both threads must be at the same barrier and, unless both are unaligned, at the
+// same instruction. Returns 0, or 1 after recording a fault.
 FN u32 join_barrier(Launch* l, Barrier* r, u32 id, Thread* t, Thread* first) {
     u32 kind = t->op_kind & ~B_UNALIGNED, every = t->op_kind & first->op_kind & B_UNALIGNED;
     u32 reduces = kind >= B_POPC ? kind : B_SYNC;

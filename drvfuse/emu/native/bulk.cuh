@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bulk copies to shared memory, and st.async, which complete transactions of an mbarrier.
 //
-// A copy is made, and its bytes are subtracted at the mbarrier, in one step at some moment after its issue. Seed 0
-// waits until no thread of the block can run, then makes one copy at a time, oldest first. Other seeds draw one of
-// three moments for each copy: its issue, the end of the block's turn, or a time when no thread of the block can run.
-// For the last one, the order of the copies is drawn, too. If threads of the block never stop running, a copy is made
-// after LATEST_TURN turns. A copy is not made before some thread has arrived at the mbarrier or has expected bytes
-// there: before that, no phase could complete. An st.async carries its bytes with it, and is made as a bulk copy is.
+// In one step, at some moment after the issue of a copy, its bytes are written and their number is subtracted at the
+// mbarrier. Seed 0 waits until no thread of the block can run, then makes one copy at a time, oldest first. Other seeds
+// draw one of three moments for each copy: its issue, the end of the block's turn, or a time when no thread of the
+// block can run. Copies of the last kind are made one at a time, in an order that the seed draws. If threads of the
+// block never stop running, a copy is made after LATEST_TURN turns. No copy is made before some thread has arrived at
+// the mbarrier or has expected bytes there. An st.async keeps its bytes from its issue on; all else that is said of
+// copies here holds for it, too.
 //
 // In this file, the block of a copy is the block whose shared memory it writes; this block has the copy in its list.
-// When a block ends, the copies that its own threads issued are dropped. A pending copy of another block is a fault
-// (CTA not present).
+// When a block ends, the pending copies to its shared memory that its own threads issued are dropped. One that a thread
+// of another block issued is a fault (CTA not present).
 //
 // The race detector treats a copy as a thread of its own, an agent, that reads and writes (race_copies.cuh). Once the
 // bytes of the copy are subtracted, threads that acquire the mbarrier know the copy's accesses, but no other access of
-// the issuing thread; for st.async see race_cluster.cuh. The detector treats both proxies as one here, so it does not
-// find a missing fence.proxy.async.
+// the issuing thread; for st.async see race_cluster.cuh. For these copies, the detector does not distinguish the async
+// proxy from the generic one, so it does not find a missing fence.proxy.async.
 #pragma once
 
 #include "mbarrier.cuh"
@@ -36,8 +37,8 @@ FAR void drop_bulk(Launch* l, u32* link) {
     pool->bulk_free = i;
 }
 
-// Whether a copy may be made now. It may not if its mbarrier was never used since mbarrier.init. An arrival (size 0)
-// may always be made.
+// Whether a copy may be made now: not while its mbarrier is as mbarrier.init left it. An arrival of cp.async.mbarrier
+// (size 0) may be made at any time.
 FN u32 can_end(Bulk* c) {
     return !c->size || (*(u64*)c->mbarrier & (MBARRIER_VALID | MBARRIER_USED)) != MBARRIER_VALID;
 }
@@ -109,8 +110,8 @@ FAR void end_bulk(Launch* l, Bulk* c) {
     if (e->race) race_bulk_end(t, c->mbarrier, c->known);
 }
 
-// Makes the copies of a block that are due, and returns their number. Called at the end of the block's turn. `idle` is
-// 1 if no thread of the block ran in the turn.
+// Called at the end of a block's turn. Makes the pending copies of the block whose moment has come. If there are none
+// and no thread of the block ran in the turn (`idle`), makes one of the others. Returns the number of copies made.
 FAR u32 run_bulks(Launch* l, Block* b, u32 idle) {
     Engine* e = l->engine;
     Bulk* pool = l->copy_pool->bulk;
@@ -147,8 +148,8 @@ FAR u32 uneven(Thread* t, u64 target, u64 source, u32 size, u32 site) {
     return kind != F_NONE;
 }
 
-// Returns the block to whose shared memory a bulk copy or an st.async writes. The mbarrier must lie in the same block.
-// Returns null after recording a fault.
+// Returns the block to whose shared memory a bulk copy or an st.async writes. The mbarrier must lie in the shared
+// memory of the same block. Returns null after recording a fault.
 FAR Block* written_block(Thread* t, u64 target, u32 size, u64 mbarrier, u32 site) {
     Launch* l = t->launch;
     Block* b = shared_of(t, target, size);
@@ -257,8 +258,9 @@ API u32 rt_st_async(Thread* t, u64 target, u64 low, u64 high, u32 size, u64 mbar
     return begin_bulk(t, to, &c);
 }
 
-// cp.async.mbarrier.arrive: issues an arrival at the mbarrier. It is made when all cp.async of the thread so far are
-// complete. Without .noinc, the phase expects one more arrival from now on. Returns 0, or 1 after recording a fault.
+// cp.async.mbarrier.arrive: issues an arrival at the mbarrier, which is made when all cp.async that the thread has
+// issued so far are complete. Without .noinc, the current phase expects one more arrival from now on. Returns 0, or 1
+// after recording a fault.
 API u32 rt_copy_arrive(Thread* t, u64 mbarrier, u32 noinc, u32 site) {
     Launch* l = t->launch;
     u32 word, error = E_NONE, flags = A_WRITE | A_ATOMIC | A_STRONG | A_MBARRIER | SPACE_SHARED << SPACE_SHIFT;

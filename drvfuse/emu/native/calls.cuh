@@ -4,8 +4,8 @@
 
 #include "access.cuh"
 
-// Counts LOOP_SLICE iterations of loops without accesses, which the thread has made. Returns 0 if the thread may
-// continue, or 1 after recording a fault.
+// Counts LOOP_SLICE more iterations of a thread's loops without accesses. Returns 0 if the thread may continue. Returns
+// 1, after recording a fault, if the count has reached loop_limit or an interrupt is pending.
 API u32 rt_loop(Thread* t, u32 site) {
     Engine* e = t->launch->engine;
     e->rounds += LOOP_SLICE;
@@ -15,7 +15,7 @@ API u32 rt_loop(Thread* t, u32 site) {
 }
 
 // Executes a fence. `flags` are FENCE_ flags with a Scope and an Order. A fence.proxy is not recorded as an event. In
-// the race detector, it orders nothing but the proxies that it names.
+// the race detector, a fence.proxy orders accesses by different proxies, and nothing else.
 API void rt_fence(Thread* t, u32 flags, u32 site) {
     Launch* l = t->launch;
     if (l->engine->delay) delay_fence(t, flags);
@@ -39,9 +39,9 @@ API void rt_trigger(Thread* t) {
     }
 }
 
-// Returns the virtual time, in nanoseconds (%globaltimer) or cycles of the same length. It advances with each resume of
-// a thread and with each read of the clock. If one thread reads the clock again and again, the step of a read doubles
-// each time.
+// Returns the virtual time in nanoseconds; a cycle of %clock takes one nanosecond. The time advances with each resume
+// of a thread and with each read of the clock. A read advances it by 32 ns or, if the same thread made the last read
+// and the time is still the one that it returned, by twice the last step, up to 2^20 ns.
 API u64 rt_clock(Thread* t, u32 kind) {
     Engine* e = t->launch->engine;
     e->clock_reads++;
@@ -62,8 +62,8 @@ API u32 rt_vprintf(Thread* t, u64 format, u64 args) {
     return rt_call(t->launch->engine->print, &call);
 }
 
-// Returns 1, after recording a fault, if more calls could overflow the stack of the host. Called at the start of a
-// recursive function.
+// Returns 1, after recording a fault, if the thread has used STACK_LIMIT bytes of the host's stack, else 0. Called at
+// the start of each recursive function.
 API u32 rt_depth(Thread* t, u32 site) {
     u32 mark;
     u64 used = t->launch->engine->stack - (u64)&mark;
@@ -79,8 +79,9 @@ API u64 rt_malloc(Thread* t, u64 size) {
     return call.address;
 }
 
-// Executes free. To the race detector, it is a write of all bytes of the memory. The flag A_LATER says that the write
-// is no plain store, so that it races even with a store that does not change the bytes.
+// Executes free. Returns 0, or 1 after recording a fault. To the race detector, free is a write of all bytes of the
+// memory. With the flag A_LATER, the write does not count as a plain store: a conflict with a store of the same block
+// is a race at once, and never a doubt (race_report.cuh).
 API u32 rt_free(Thread* t, u64 addr, u32 site) {
     Launch* l = t->launch;
     Heap call = {t, addr, 0, HEAP_SIZE, 0};

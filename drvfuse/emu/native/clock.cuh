@@ -2,12 +2,12 @@
 // Vector clocks: which accesses a thread or an operation knows, that is, which accesses happened before it.
 //
 // Identity of an access. Every launch, copy and fill is an operation with a number (`op`). It has a place in a chain,
-// which is a stream or a branch of a graph: the first operation of a chain has place 1. A thread of a launch is named
-// by operation, block, warp and lane.
+// which is a stream or a branch of a graph: the first operation of a chain has place 1. A thread of a launch is
+// identified by operation, block, warp and lane.
 //
-// Time. Each thread counts its releases; this count is its time, and each of its accesses carries the time at which it
-// was made. All accesses of a thread at the same time are thus known together or not at all. After a barrier of the
-// whole block, all its threads have the same time.
+// Time. Each thread has a time: a counter that begins at 1 and grows with each release and each barrier. An access
+// carries the time of its thread. So all accesses that a thread makes at one time are known together or not at all.
+// After a barrier of the whole block, all threads of the block have the same time.
 //
 // Contents. A GPU has too many threads for a clock with one number per thread, so a clock is sparse. It has two parts:
 //
@@ -17,9 +17,10 @@
 //              sub 1 + warp  the accesses of `lanes` of that warp before `time`;
 //              block WHOLE   all accesses of the operation, but not the operations before it in its chain.
 //
-// Example. Stream 3 has run two kernels; the present kernel is operation 7. After __syncthreads at time 2, the threads
-// of block 5 have the clock { chains: (3, 2); items: (op 7, block 5, sub 0, time 2) }: they know both earlier kernels
-// as a whole, and every access that a thread of block 5 made at time 1.
+// Example. Stream 3 has run two kernels; the present kernel is operation 7. After the first __syncthreads of block 5,
+// which sets the time of its threads to 2, they know { chains: (3, 2); items: (op 7, block 5, sub 0, time 2) }: both
+// earlier kernels as a whole, and every access that a thread of block 5 made at time 1. (The clock of a thread omits
+// this item, as RaceBlock::barrier_time stands for it.)
 //
 // Invariant: a clock is never changed after it is made, so threads with the same knowledge share one clock. Whoever
 // stores a Ref to a clock owns one of its references. Ref 0 is the clock that knows nothing.
@@ -120,8 +121,9 @@ FN u32 knows_op(Race* r, Clock* c, u32 op) {
 
 enum { KNOWS_NONE, KNOWS_ALL, KNOWS_OTHERS };
 
-// Returns what a clock knows of the accesses that these lanes of a warp made at `time`: none, all, or not all but other
-// accesses of the same block (KNOWS_OTHERS).
+// Returns KNOWS_ALL if a clock knows all accesses that these lanes of a warp made at `time`. Otherwise returns
+// KNOWS_OTHERS if the clock knows other accesses of the same block, by lanes of this warp or of warps with lower
+// numbers, else KNOWS_NONE.
 FAR u32 knowledge(Race* r, Ref ref, u32 op, u32 block, u32 warp, u32 lanes, u32 time) {
     if (!ref) return KNOWS_NONE;
     KnownOp* cached = &r->known_ops[op % KNOWN_OPS];

@@ -192,8 +192,8 @@ API u32 rt_clock_end(Race* r, u32 ref, u32 op) {
         c = with_items(r, ref, op, WHOLE, 1, 0, 0, 0);
     }
     release(r, ref);
-    // An item of block WHOLE is not needed if the clock knows the operations before it in its chain. It is then
-    // replaced by a larger last_place of that chain.
+    // An item of block WHOLE is not needed if the clock knows all earlier operations in the chain of the item's
+    // operation. The item is then replaced by a larger last_place of that chain.
     u32 changed = r->whole_items != 0;
     LOOP while (changed) {
         changed = 0;

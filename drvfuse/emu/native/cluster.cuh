@@ -3,9 +3,9 @@
 //
 // The blocks of a cluster have adjacent block slots, in the order of their ranks, and become resident together. Their
 // shared memories are 1 << CLUSTER_SHIFT bytes apart, so a 32-bit shared-memory address is rank << CLUSTER_SHIFT |
-// offset: it names the same memory in all blocks of the cluster, and mapa replaces the rank. An instruction on
-// .shared::cta may access its own block's memory only. An instruction on .shared::cluster, or with a generic address,
-// may access the memory of each block of the cluster that is present (access.cuh).
+// offset: it means the same memory in all blocks of the cluster, and mapa replaces the rank. An instruction on
+// .shared::cta may access the shared memory of its thread's block only. An instruction on .shared::cluster, or with a
+// generic address, may access the memory of each block of the cluster that is present (access.cuh).
 //
 // A phase of the barrier is complete when each thread of the cluster has arrived in it or has exited. A thread arrives
 // once in a phase, and waits for the phase before it arrives in the next one. The counts are in the block of rank 0,
@@ -18,8 +18,8 @@
 
 #include "access.cuh"
 
-// Completes a phase of the barrier: its waiting threads continue. `lead` is the block of rank 0, `last` the thread that
-// arrived or exited last.
+// Completes a phase of the cluster's barrier: the threads that wait at the barrier continue. `lead` is the block of
+// rank 0, `last` the thread that arrived or exited last.
 FAR void complete_cluster(Launch* l, Block* lead, Thread* last) {
     lead->cluster_arrived = lead->cluster_missing = 0;
     if (l->engine->race) race_cluster_complete(l->engine->race, lead->race);
@@ -43,7 +43,7 @@ FAR void complete_cluster(Launch* l, Block* lead, Thread* last) {
 }
 
 // Counts `count` threads, which have arrived at the barrier of the cluster or have exited. Completes the phase if no
-// thread is missing.
+// thread is missing any more and at least one has arrived.
 FN void cluster_counts(Launch* l, Block* b, u32 count, Thread* last) {
     Block* lead = block_of_rank(l, b, 0);
     lead->cluster_missing -= count;

@@ -63,7 +63,8 @@ FN u64 hash(u64 x) {
     return x ^ x >> 31;
 }
 
-// The lower and the upper half of a word of up to 16 bytes. A word of at most 8 bytes is its own lower half.
+// low_of returns the low 8 bytes of a word of up to 16 bytes; high_of returns the high 8 bytes, or 0 if the word has at
+// most 8 bytes.
 FAR u64 low_of(u64 addr, u32 size) {
     if (size == 4) return *(u32*)addr;
     if (size >= 8) return *(u64*)addr;

@@ -2,31 +2,33 @@
 // Asynchronous copies: cp.async of 4, 8 or 16 bytes from global to shared memory, and the groups that threads wait for.
 //
 // A thread has a queue of the copies that it has issued and not waited for, oldest first. Each copy has the number of
-// its group, which is the number of the thread's commits before its issue. wait_group N completes the copies whose
-// group is not among the N groups committed last; copies after the last commit stay pending. wait_all commits and waits
-// for all copies. Copies for which a thread never waits stay in its queue when it exits, and are dropped when the block
-// ends: we assume that PTX allows such a copy to be made so late that no thread can see it.
+// its group, which is the number of commits that the thread made before the issue of the copy. wait_group N completes
+// the copies whose group is not among the N groups committed last; copies after the last commit stay pending. wait_all
+// commits and waits for all copies. Copies for which a thread never waits stay in its queue when it exits, and are
+// dropped when the block ends: we assume that PTX allows such a copy to be made so late that no thread can see it.
 //
 // Why each result is one that PTX allows. A copy is a weak access that may be made at any moment between its issue and
-// the end of its thread's wait for it. Only that wait orders it: neither the thread's own accesses, nor other copies,
-// nor a barrier do. Here the seed draws the moment for each copy: its issue, the thread's next commit, or the wait.
-// Seed 0 always takes the wait. So programs with a missing wait go wrong:
+// the end of its thread's wait for it. Only that wait orders the copy: the thread's own accesses, other copies and
+// barriers do not. Here the seed draws the moment for each copy: its issue, the thread's next commit, or the wait. Seed
+// 0 always takes the wait. So programs with a missing wait go wrong:
 //
-//   - A read without a wait, or by another thread without a barrier after the wait, finds the old contents of shared
-//     memory (a fault where nothing was written yet), in every run with seed 0.
-//   - A source that is overwritten before the wait gives the new bytes, in every run with seed 0.
-//   - A buffer that is still read when the next copy to it is issued is overwritten during the read if the copy is made
-//     early, with other seeds.
+//   - A read of the target before the wait finds the old contents of shared memory (a fault where nothing was written
+//     yet), in every run with seed 0. This includes reads by other threads, which need a barrier after the wait.
+//   - If the source is overwritten before the wait, the target gets the new bytes of the source, in every run with seed
+//     0.
+//   - If a copy to a buffer is issued while threads still read the buffer, these threads find the new bytes, in runs
+//     with seeds that make this copy early.
 //
-// The bytes are read and written in one step, in the view of memory of the thread's block (delay.cuh), and marked as
-// initialised then. Bounds and alignment are checked when the copy is issued. The source is checked again when the copy
-// is made, as it may have been freed. When the table of copies is full, a copy is made at its issue. A thread that
-// polls shared memory for a copy before any wait for it polls for ever here.
+// In one step, the bytes are read and written, in the view of memory that the thread's block has (delay.cuh), and
+// marked as initialised. Bounds and alignment are checked when the copy is issued. The source is checked again when the
+// copy is made, as it may have been freed. When the table of copies is full, a copy is made at its issue. A thread that
+// polls the target until the copy has arrived, without having waited for the copy, polls for ever here if the copy's
+// moment is the wait.
 //
 // To the race detector, the read and the write of a copy begin at the issue and end at the wait. Until the wait, their
 // entries are ordered with no other access (AGENT_PENDING in race_entry.cuh); the wait makes them accesses of its
 // thread. That does not depend on the moment at which the bytes are copied. The accesses of a copy for which no thread
-// waits last until the launch ends, whatever barriers come in between, as no thread of the block may rely on them.
+// waits last until the launch ends, whatever barriers come in between, since only a wait completes a copy.
 #pragma once
 
 #include "access.cuh"
@@ -147,7 +149,8 @@ FAR u32 copying_to(Launch* l, u64 addr) {
 }
 
 // Returns 1, after recording a fault, if a thread must not read the source of a copy of up to 16 bytes. The source is
-// aligned to the size of the copy, so each power of two in `bytes` is an aligned access.
+// aligned to the size of the copy, so `bytes` is a sum of different powers of two, largest first, each of which is
+// checked as one aligned access.
 FAR u32 unreadable(Thread* t, u64 source, u32 bytes, u32 site, u32* word) {
     LOOP for (u32 piece = 16; piece; piece >>= 1) {
         if (!(bytes & piece)) continue;
@@ -175,8 +178,9 @@ FAR u32 make_copy(Thread* t, Copy* c) {
     return 0;
 }
 
-// Completes and removes the first copy of a queue. For the race detector, the copy becomes an access of its thread at
-// `time`, or of the arrival with the number `arrival`.
+// Completes and removes the first copy of a queue. For the race detector, the read and the write of the copy become
+// accesses of its thread at `time` or, unless `arrival` is NO_ARRIVAL, of the arrival with that number. Returns 0, or 1
+// after recording a fault.
 FAR u32 end_first(Thread* t, CopyQueue* q, u32 time, u32 arrival) {
     Copies* pool = t->launch->copy_pool;
     Copy* c = &pool->pool[q->first];

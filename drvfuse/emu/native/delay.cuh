@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Delayed stores: a store of a block reaches other blocks late, at a moment that the seed decides, unless an ordering
-// operation forces it earlier. When this is off (Engine::delay is null), each store reaches all threads at once, and
-// memory is sequentially consistent.
+// operation forces it earlier. If stores are not delayed (Engine::delay is null), each store reaches all threads at
+// once, and memory is sequentially consistent.
 //
 // A plain, relaxed, volatile or release store to global memory becomes a pending store of its block. It is propagated
 // in two steps: first to the device, whose blocks then all see it, and later to all devices and the host. A block sees
-// memory with the pending stores of its device and, on top of them, its own (delay_view.cuh). Memory holds the view of
-// a block only while that block runs. Between turns of launches, and whenever the host may read memory, memory holds no
-// pending store at all.
+// memory with the stores that were propagated to its device and, on top of them, its own pending stores
+// (delay_view.cuh). Memory holds this view of a block only while the block runs. Between turns of launches, and
+// whenever the host may read memory, memory holds no pending store at all.
 //
 // Example (tests/emu/machine/test_delayed_stores.py). Block A stores data and then flag, both relaxed. Both stores are
 // pending in A. If the seed propagates flag first, block B of the same device finds flag set and data unset, as the
@@ -18,17 +18,18 @@
 // for all devices and the host. The model requires a store to be performed before another event only in these cases:
 //
 //     Release. A release by thread T (a store, an atomic or a fence; fence.sc and membar too) of scope GPU or wider
-//     propagates the stores of the block that happen before it. A release of scope SYS also propagates all stores of
-//     the device. The stores of the block that happen before the release are those
+//     propagates, to the device, the stores of T's block that happen before it. A release of scope SYS then propagates
+//     all stores that the device sees to all devices and the host. The stores of the block that happen before the
+//     release are those
 //         - of T itself;
 //         - of any thread before the last barrier that the block completed;
 //         - of any thread of T's warp before the last __syncwarp of the warp;
 //         - that a release of scope CTA by any thread covers (released_to_cta);
 //         - that a strong load of another thread has read. Such a load propagates the store at once (observation).
 //     So a store is performed before any thread that synchronises with T can continue. That includes stores that T has
-//     learnt of by releases of other blocks of the device, since scope SYS propagates all stores of the device. A
-//     barrier of some of the warps, and a release of scope CTA that no thread acquired, count for the whole block. That
-//     delays less than the model allows.
+//     learnt of by releases of other blocks of the device, since scope SYS propagates all stores that the device sees.
+//     A barrier of some of the warps counts as one of the whole block, and a release of scope CTA counts even if no
+//     thread acquires it. So some stores are propagated earlier than the model requires.
 //
 //     Coherence. A store never overtakes an older overlapping store of the same block, or device, and a view has the
 //     newest store on top. So the stores of a thread to a location stay in order, a thread reads its own newest store,
@@ -38,16 +39,17 @@
 //     operation between them, are merged.
 //
 //     Atomicity. An atomic acts on the value that all devices and the host see: overlapping stores of its own block and
-//     device are propagated first. Pending stores of others are not performed yet, and come after it in the coherence
-//     order.
+//     device are propagated first. Pending stores of other blocks and devices are not performed yet, and come after the
+//     atomic in the coherence order.
 //
-//     Completion. A launch has ended when its blocks have ended and none of its stores is pending. Then all stores of
-//     its device are propagated, too. So the next operation of the stream, the host, and griddepcontrol.wait see all
-//     stores. The end of a block alone orders nothing: its stores stay pending.
+//     Completion. A launch has ended when its blocks have ended and none of its stores is pending. At this moment, all
+//     stores that its device sees are propagated to all devices and the host, too. So the next operation of the stream,
+//     the host, and griddepcontrol.wait see all stores. The end of a block alone orders nothing: its stores stay
+//     pending.
 //
 //     Proxies. fence.proxy counts as a release of scope SYS. Stores are distinguished by address. Where one page is
-//     mapped at two addresses, stores by one address do not wait for stores by the other without a fence.proxy between
-//     them, as the model says.
+//     mapped at two addresses, a store by one address may overtake an older store by the other, unless there is a
+//     fence.proxy between them. The model allows that.
 //
 // What does not occur. Loads are performed in order and at once, and values of atomics are never delayed. So results
 // that need a stale load (a missing acquire, load buffering) do not occur, and fence.acq_rel orders a store before a
@@ -202,8 +204,8 @@ FN void delay_end_block(Delay* d, Block* b) {
     b->pending.first = b->pending.last = 0;
 }
 
-// Puts the view of a block in memory if the block has a pending store near a polled word. Called before the scheduler
-// checks whether the word has changed.
+// Puts the view of a block in memory if the block has a pending store in the sector (delay_view.cuh) of a polled word.
+// Called before the scheduler checks whether the word has changed.
 FN void delay_look(Delay* d, Block* b, u64 addr) {
     if (!b->pending.first || d->shown_block == b) return;
     LOOP for (u32 i = d->buckets[bucket_of(addr)]; i; i = d->pool[i].bucket_next)
@@ -239,12 +241,13 @@ FAR void delay_flush(Engine* e) {
     LOOP for (u32 k = 0; k < 8; k++) propagate_device(d, k);
 }
 
-// The priority of a store in delay_idle, which propagates the stores of the highest priority: with seed 0 the newest
-// store has it, else the priorities are pseudo-random.
+// The priority of a store in delay_idle, which propagates the stores of the highest priorities. With seed 0, newer
+// stores have higher priorities; with other seeds, the priorities are pseudo-random.
 FN u64 idle_rank(Engine* e, PendingStore* p) { return e->seed ? hash(e->seed + p->order * 0x9E3779B97F4A7C15ull) >> 16 : p->order; }
 
-// Propagates one store by one step, or up to an eighth of the stores if there are many. Called when nothing else can
-// run. Returns 0 if no store was pending.
+// Called when nothing else can run. Propagates the store of the highest priority by one step; from 32 stores on, the
+// stores in the upper eighth of the range of priorities. If no block is left that could see the order of the stores,
+// propagates all to all devices and the host. Returns 0 if no store was pending, else 1.
 FAR u32 delay_idle(Engine* e, Launch** launches, u32 n) {
     Delay* d = e->delay;
     if (!d->live_count) return 0;

@@ -45,8 +45,9 @@ FAR void to_all(Delay* d, u32 i) {
     if (!--d->live_count) d->highest = d->free_list = 0;
 }
 
-// Propagates a store by one step, after the older stores of its block, or device, that it must not overtake: those that
-// overlap it, those that overlap these, and so on.
+// Propagates a store by one step: to its device or, if the device sees it already, to all devices and the host. First
+// does the same for the older stores of its block, or device, that it must not overtake: those that overlap it, those
+// that overlap these, and so on.
 FAR void propagate(Engine* e, Delay* d, u32 i) {
     PendingStore* p = &d->pool[i];
     u32 head = d->buckets[bucket_of(p->addr)], level = p->level, bytes = bytes_of(p->addr, p->size), known;

@@ -15,8 +15,8 @@ const u32 BUCKETS = 1 << 14;         // lists of the hash table; a power of two
 // A sector is 32 aligned bytes. An access is aligned and has at most 32 bytes, so it lies in one sector.
 const u32 SECTOR_SHIFT = 5;
 
-// PendingStore::level. The store is visible to the block alone (P_BLOCK, or P_ENDED once the block has ended), or to
-// all blocks of the device (P_DEVICE).
+// PendingStore::level. P_FREE: the entry has no store. P_BLOCK: the store is visible to its block alone. P_ENDED: the
+// same, and the block has ended. P_DEVICE: the store is visible to all blocks of the device.
 enum { P_FREE, P_BLOCK, P_ENDED, P_DEVICE };
 
 struct PendingStore {
@@ -103,8 +103,8 @@ FAR void hide(Delay* d, List* list) {
     LOOP for (u32 i = list->last; i; i = d->pool[i].previous) exchange(&d->pool[i]);
 }
 
-// Puts the view of block `b` in memory, where the view of its device is already: shows the block's own stores. If `b`
-// is null, only hides the stores of the block whose view is in memory.
+// Hides the own stores of the block whose view is in memory, if there is one. Then shows those of block `b`, so that
+// memory holds the view of `b`, unless `b` is null. Memory must hold the view of the device of `b` already.
 FAR void view_block(Delay* d, Block* b) {
     if (d->shown_block == b) return;
     if (d->shown_block) hide(d, &d->shown_block->pending);

@@ -45,8 +45,9 @@ FAR u32 interrupted(Thread* t, u32 site) {
     return 1;
 }
 
-// Gives a new budget of accesses (Engine::fuel) to a thread that has used up the last one, and returns 0. Returns 1
-// after recording a fault if the thread has reached loop_limit or an interrupt is pending.
+// Called when the running thread has made as many accesses as Engine::fuel allowed: allows up to FUEL more, and returns
+// 0. Returns 1, after recording a fault, if the thread has made loop_limit accesses since its resume or an interrupt is
+// pending.
 FAR u32 refuel(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Engine* e = t->launch->engine;
     u64 rest = e->loop_limit - e->fuel_given;

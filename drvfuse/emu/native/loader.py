@@ -36,7 +36,8 @@ _OBJECT, _DESCRIPTION = "code.o", "kernels.json"
 _PLAIN, _OPTIMISED = 0, 1  # optimisation levels of LLVM's code generator
 _lock = threading.RLock()
 
-# LLVM IR of functions that CUDA C++ cannot express: a call of a thread's function by its address, and the host's time.
+# LLVM IR of functions that CUDA C++ cannot express: rt_call calls a function of the host by its address, and rt_now
+# returns the host's time.
 _SUPPORT = """
 declare i32 @clock_gettime(i32, ptr)
 define i32 @rt_call(ptr %function, ptr %thread) alwaysinline {
@@ -114,7 +115,8 @@ def _identity() -> bytes:
 
 
 def load(ptx: str) -> NativeModule:
-    """The native code of a PTX module, from the cache or translated now. The process keeps the last 32 modules.
+    """Return the native code of a PTX module, from the cache or translated now. The process keeps the 32 modules used
+    last.
 
     Raises PtxError for PTX that the translator refuses. Thread-safe.
     """
@@ -195,8 +197,9 @@ def _build(ptx: str, raw: bool) -> tuple[dict[str, Any], bytes]:
 def _compile(ir: str, support: str | None) -> bytes:
     """Compile IR to an object for this CPU.
 
-    The runtime, which is compiled with `support`, gets all optimisations. The PTX of a kernel was optimised by NVRTC,
-    and an emulated kernel spends most of its time in the runtime. So the code generator translates a kernel as it is.
+    Raw modules, such as the runtime, come with `support`, which is LLVM IR that is linked to them; LLVM optimises them.
+    LLVM does not optimise kernels: NVRTC has optimised their PTX, and an emulated kernel spends most of its time in the
+    runtime.
     """
     llvm = _llvm()
     try:
@@ -256,7 +259,8 @@ def _tuples(value: Any) -> Any:
 
 
 def compile_native(name: str = RUNTIME) -> str:
-    """The PTX of a native library: of the runtime, or of one of `abi.LIBRARIES`. Wheels contain it next to the source.
+    """Compile a native library, which is the runtime or one of `abi.LIBRARIES`, and return its PTX. Wheels contain this
+    PTX next to the source.
 
     Raises CompileError, or DriverUnavailable if no NVRTC is installed.
     """

@@ -29,8 +29,8 @@ FN u32 add(u32 x, u32 y, u32 half) {
     return bits_of(__fadd_rn(__uint_as_float(x), __uint_as_float(y)));
 }
 
-// Computes a matrix product by `steps` steps of the tensor cores. Each step adds an equal part of the products to the
-// sum so far, which begins with C. For FP8 it begins with zero, and C is added at the end by an ordinary addition.
+// Computes a matrix product by `steps` steps of the tensor cores. Each step adds k / steps products to each sum. The
+// sums begin with C; for FP8 they begin with zero, and C is added at the end by an ordinary addition.
 FAR void tensor(const Product* p, const u32* a_bits, const u32* b_bits, const u32* c, u32* d) {
     Side a, b;
     u32 k = p->k, step = k / p->steps, late = p->method == MX_FP8, kind = late ? MX_F16 : p->kind[0];
@@ -186,8 +186,8 @@ API u32 mx_load_rows(Thread* first) {
     return 0;
 }
 
-// stmatrix. Each row is written before the access to the next row is checked, since the race detector compares memory
-// after each store.
+// stmatrix. Each row is written before the access to the next row is checked: that check settles the doubts
+// (race_report.cuh) of the store of this row, for which its bytes must be in memory.
 API u32 mx_store_rows(Thread* first) {
     LOOP for (u32 i = 0; i < 8 * first->op_b; i++) {
         if (row_refused(first, i, A_WRITE)) return 1;

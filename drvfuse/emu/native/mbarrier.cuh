@@ -3,19 +3,20 @@
 //
 // An mbarrier is a 64-bit word whose layout PTX leaves open. Here it has these fields, at the shifts of
 // abi/__init__.py: the arrivals still to come in this phase, the arrivals that each phase expects, the bytes still to
-// come (negative if bytes arrived before they were expected), the parity of the phase, whether it was used, and whether
-// it is valid. A phase completes when no arrival and no byte is still to come.
+// come (negative if bytes arrived before they were expected), the parity of the phase, whether the mbarrier was used,
+// and whether it is valid. A phase completes when no arrival and no byte is still to come.
 //
 // An arrival is a strong atomic with release semantics at its scope. A wait is a strong load, which acquires if it
-// finds the phase complete. The scheduler and the race detector treat them so, and a thread that polls an mbarrier is
-// not resumed until the word changes. A thread that finds a phase complete also learns what arrivals of the next phase
-// have released by then.
+// finds the phase complete. The scheduler and the race detector treat arrivals and waits as such accesses, and a thread
+// that polls an mbarrier is not resumed until the word changes. A thread that finds a phase complete also learns what
+// arrivals of the next phase have released by then.
 #pragma once
 
 #include "copy.cuh"
 
-// The word of an mbarrier after `count` arrivals, and after `bytes` bytes were expected or, if negative, have arrived.
-// *error is set if the operation is not allowed.
+// Returns the word of an mbarrier after `count` arrivals and after `bytes` is added to the number of bytes still to
+// come: positive for bytes that are expected, negative for bytes that have arrived. Sets *error if the operation is not
+// allowed.
 FN u64 changed_barrier(u64 word, u32 count, s32 bytes, u32* error) {
     u32 pending = (u32)(word & MBARRIER_COUNT_MASK);
     s32 left = (s32)((u32)(word >> MBARRIER_BYTES_SHIFT & MBARRIER_BYTES_MASK) << 11) >> 11;
@@ -31,18 +32,18 @@ FN u64 changed_barrier(u64 word, u32 count, s32 bytes, u32* error) {
     return rest | pending | ((u64)(u32)left & MBARRIER_BYTES_MASK) << MBARRIER_BYTES_SHIFT;
 }
 
-// The word of an mbarrier that expects `count` fewer arrivals in all later phases. The arrivals of the present phase
-// are subtracted by changed_barrier.
+// Returns the word of an mbarrier that expects `count` fewer arrivals in all later phases; sets *error if it expects
+// fewer than that. The arrivals of the present phase are subtracted by changed_barrier.
 FN u64 dropped(u64 word, u32 count, u32* error) {
     u64 expected = word >> MBARRIER_EXPECTED_SHIFT & MBARRIER_COUNT_MASK;
     if (count > expected) *error = E_ARRIVALS;
     return count > expected ? word : word - ((u64)count << MBARRIER_EXPECTED_SHIFT);
 }
 
-// Executes an operation (Mbarrier) on the mbarrier at `addr`. Returns 0, or 1 after recording a fault. Thread::op_value
-// is the word before the operation. For MB_TEST, op_pred says whether the phase with the parity of `state` has
-// completed. `order` has the order, scope and state space of the access; MB_TEST acquires only if the phase has
-// completed.
+// Executes an operation (Mbarrier) on the mbarrier at `addr`. Returns 0, or 1 after recording a fault. Stores the word
+// before the operation in Thread::op_value, except for MB_INIT and MB_INVAL. For MB_TEST, op_pred says whether the
+// phase with the parity of `state` has completed. `order` has the order, scope and state space of the access; MB_TEST
+// acquires only if the phase has completed.
 API u32 rt_mbarrier(Thread* t, u64 addr, u32 op, u32 count, u32 bytes, u64 state, u32 order, u32 site) {
     Launch* l = t->launch;
     u32 found, error = E_NONE;

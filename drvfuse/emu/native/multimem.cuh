@@ -3,14 +3,14 @@
 //
 // A multicast address means one address in the memory of each device of its team; these addresses are its members
 // (space/members.py). An access is checked at the multicast address, for alignment and the device's access rights, and
-// then made at each member, in an order that the seed draws for each access (seed 0: the order of the devices). A
-// store or reduction has the same operand at each member. A load combines the words of the members in that order, in
-// the precision that the instruction names, else in that of the type, with a rounding after each step; a sum in a
-// wider precision is rounded to the type once, at its end. A NaN result is the type's canonical NaN, min and max
-// return the number if one operand is a NaN, and -0 is less than +0.
+// then made at each member, in an order that the seed draws for each access (seed 0: the order of the devices). A store
+// or reduction has the same operand at each member. A load combines the words of the members in that order. Each step
+// is rounded to the precision that the instruction gives for sums (.acc), or else to the type. A sum in a wider
+// precision is rounded to the type at its end. A NaN result is the type's canonical NaN, min and max return the number
+// if one operand is a NaN, and -0 is less than +0.
 //
-// To the race detector and to delayed stores, these are accesses of the thread to each member by the member's own
-// address.
+// To the race detector and to the code of delayed stores (delay.cuh), the thread makes one access to each member, at
+// the unicast address of the member.
 #pragma once
 
 #include "access.cuh"
@@ -31,8 +31,8 @@ FN u64 member_of(Team* team, u64 addr, u32 device) {
     return base ? base + (off & (1ull << PIECE_SHIFT) - 1) : 0;
 }
 
-// The lower half of the value by which a poll finds out whether a word has changed: the word itself or, at a multicast
-// address, a hash of the words of all members.
+// Returns the low 8 bytes of the value by which a poll finds out whether a word has changed: those of the word itself
+// or, at a multicast address, a hash of the words of all members.
 FAR u64 polled_low(Engine* e, u64 addr, u32 size) {
     Team* team = e->teams->count ? team_of(e, addr) : 0;
     if (!team) return low_of(addr, size);
@@ -89,8 +89,8 @@ FAR u32 multimem_refused(Thread* t, u64 addr, u32 size, u32 flags, u32 site, Tea
     return kind != 0;
 }
 
-// Checks and counts the access at one member, and passes it to delayed stores and the race detector. Returns 1, after
-// recording a fault, if the memory was freed or is read before it was written.
+// Checks and counts the access at one member, and passes it to delay_access (delay.cuh) and to the race detector.
+// Returns 1, after recording a fault, if the memory was freed or is read before it was written.
 FAR u32 at_member(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
     Engine* e = l->engine;

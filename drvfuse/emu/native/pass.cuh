@@ -6,7 +6,7 @@
 
 // Gives each resident block of a launch a turn, then starts blocks in free block slots and gives them a turn. Returns
 // the number of resumes plus the number of clusters started. Launch::part stays 1 if the work limit of the call ends
-// this early.
+// the function early.
 FAR u32 turn_launch(Launch* l, u32 force, u64 random) {
     u32 ran = 0, high = l->slots_used;
     u32 start = high && random ? (u32)(random % high) : 0;

@@ -2,8 +2,8 @@
 // Words that threads poll. A thread that polls a word in a loop is not resumed while the word has not changed.
 //
 // A thread suspends before each strong load and atomic. It polls if it comes back to an access that it has made before,
-// which means the same address and the same instruction. For each thread, a Poll holds the words that the thread has
-// accessed since its last store, with their values. runtime.cu says how the run goes on when all threads poll unchanged
+// which means the same address and the same instruction. For each thread, a Poll holds the words of these accesses
+// since the thread's last store, with their values. runtime.cu says how the run goes on when all threads poll unchanged
 // words.
 #pragma once
 
@@ -25,8 +25,9 @@ FAR void look_up(Block* b, Thread* t) {
         }
 }
 
-// Whether a suspended thread polls a word that has not changed, so that it need not be resumed. If another word that it
-// polls has changed, it may poll CREDIT times more, so that its loop reaches the access of that word.
+// Whether a suspended thread polls a word that has not changed, so that it need not be resumed. If another word that
+// the thread polls has changed, the thread may make CREDIT more polls, so that its loop reaches the access to the
+// changed word.
 FAR u32 spinning(Launch* l, Block* b, Thread* t) {
     u32 state = t->polls;
     if (!(state & POLL_KNOWN)) return 0;

@@ -45,8 +45,8 @@ FAR u32 has_event(Launch** launches, u32 n) {
     return event;
 }
 
-// Whether the states of all threads are as they were some rounds ago, so that they repeat for ever. Called if
-// Engine::watching, when all threads wait again.
+// Whether the states of all threads are as they were some rounds ago, so that the threads would go through these rounds
+// for ever. Called if Engine::watching, when all threads wait again.
 FN u32 repeats(Engine* e) {
     if (e->state == e->state_kept && e->clock_reads == e->state_reads) return 1;
     if (!--e->state_rounds) {
@@ -57,13 +57,13 @@ FN u32 repeats(Engine* e) {
     return 0;
 }
 
-// Whether the next step of the clock may let a thread continue: a thread has read the clock since it last moved, and
-// the step by which it moves can still grow.
+// Whether the next step of rt_advance may let a thread continue: a thread has read the virtual clock since rt_advance
+// last moved the clock, and the step by which rt_advance moves it can still grow.
 FN u32 awaits_clock(Engine* e) { return e->clock_reads != e->reads_before && e->step < LAST_STEP; }
 
 const u32 PROBE_EVENT = 2;  // a result of `probe`: a launch has had an event (has_event)
 
-// Lets all threads poll, in up to `rounds` rounds, or fewer if these take more than `limit` resumes. Returns
+// Lets all threads poll, in up to `rounds` rounds; ends early once these have taken `limit` resumes. Returns
 // PROBE_EVENT as soon as a launch has had an event, 1 as soon as there is other progress, else 0. In a round, threads
 // whose poll has succeeded run until they wait again, since a spin loop may contain a barrier. Engine::probing stays 1
 // if the work limit of the call ends the probe early.

@@ -11,20 +11,21 @@
 //
 //     clock       What a thread knows: the set of accesses that happen before its next access (clock.cuh). Thus "a
 //                 thread knows an access" means that the access happens before whatever the thread does next.
-//     to learn    To join a clock with another one.
+//     to learn    To join another clock to one's own: a thread that learns a clock knows the accesses of both.
 //     agent       Who makes accesses: a thread, or an asynchronous copy that counts as a thread of its own.
 //     line        16 aligned bytes of memory.
 //     entry       The record of one past access, or of similar accesses by lanes of a warp (race_entry.cuh). Each line
 //                 has a list of entries. An access is checked against the entries of its bytes, and then recorded.
-//     location    The state of bytes that a strong write has written: the last strong write, and what is published
-//                 there. It is in the list of its line.
+//     location    The record of bytes that a strong write has written: the last strong write of them, and the clocks
+//                 that are published for them. It is in the list of its line, between the entries.
 //     to publish  To leave a clock at a location, from which strong reads learn it.
 //     fence       fence.acq_rel, fence.sc or membar, of a scope. What a thread knew at its last fence of a scope,
 //                 or of a wider one, is fenced at that scope: the thread's later strong writes publish it.
 //
 // In FastTrack's terms, an entry holds an epoch, a line's list holds the last writes and reads, a location is a
-// synchronisation variable, and publishing and learning are release and acquire. In addition to its clock, a thread has
-// for each scope a clock of its last fence and a clock of its relaxed reads, as detectors for C++ fences have.
+// synchronisation variable, and publishing and learning are release and acquire. As in race detectors for C++ fences, a
+// thread has, in addition to its clock, two clocks for each scope: that of its last fence, and that of its relaxed
+// reads.
 //
 // Example of an ordered pair (the litmus test signal-release-gpu). Thread A stores data, then flag with st.release.gpu.
 // Thread B of another block loads flag with ld.acquire.gpu, then loads data.
@@ -47,11 +48,11 @@
 //     Release and acquire. A strong write publishes clocks at its location, each for a scope. A release publishes for
 //     its scope what its thread knows, the thread's own accesses included. Every strong write also publishes, for each
 //     scope up to its own, what its thread knew at its last fence of at least that scope (RaceThread::fence_release).
-//     What was published at the location before stays there if the write is an atomic that read from a morally strong
-//     write. Otherwise it is removed, except a release by the same thread. A strong read learns what is published, if
-//     the scopes of both sides include each other: an acquire learns it at once, a relaxed read at its thread's next
-//     fence of sufficient scope (RaceThread::fence_acquire). The read of a reduction (red) learns nothing. A
-//     compare-and-swap that fails is only a read.
+//     If the write is an atomic that read from a morally strong write, what was published at the location before stays
+//     there. Otherwise it is removed, except what a release by the same thread has published. A strong read learns what
+//     is published, if the scopes of both sides include each other: an acquire learns it at once, a relaxed read at its
+//     thread's next fence of sufficient scope (RaceThread::fence_acquire). The read of a reduction (red) learns
+//     nothing. A compare-and-swap that fails is only a read.
 //
 //     Observation. A strong read observes the last strong write of its location. If that write is an atomic, the read
 //     also observes the write that the atomic read from, and so on along the chain of atomics. The observed writes
@@ -59,9 +60,9 @@
 //     of their threads (race_observe.cuh).
 //
 //     Barriers. bar.sync and bar.red order the accesses of all participating threads before the barrier before their
-//     accesses after it. A thread at bar.arrive publishes what it knows, but learns nothing. bar.warp.sync orders the
-//     accesses of lanes of a warp in the same way, and barrier.cluster those of a cluster (race_cluster.cuh). Shuffles
-//     and votes order nothing.
+//     accesses after it. bar.warp.sync orders the accesses of lanes of a warp in this way, and barrier.cluster those of
+//     the threads of a cluster (race_cluster.cuh). A thread at bar.arrive publishes what it knows, but learns nothing.
+//     Shuffles and votes order nothing.
 //
 //     Operations. From its start, a launch knows what the operations for which it waited know, and what the host knew
 //     when it queued the launch. A programmatic dependent learns its primary only at griddepcontrol.wait. What a
@@ -75,9 +76,9 @@
 //     - What a thread has fenced before a barrier of the block counts as fenced by each thread that passes the barrier.
 //       What a thread has read by relaxed loads before the barrier counts as read by each of them.
 //     - Operations on mbarriers have at least cluster scope.
-//     - A relaxed flag of system scope publishes reads: the reads that its thread made before it, or knows by barriers,
-//       happen before the end of each kernel that has observed the flag. All-reduces rely on that: their last barrier
-//       keeps the next kernel from writing inputs that peers still read.
+//     - A relaxed store of a flag, at system scope, also orders reads: those that its thread made before the store, or
+//       knows by barriers, happen before the end of each kernel that has read the flag. All-reduces rely on that: their
+//       last barrier keeps the next kernel from writing inputs that peers still read.
 //     - Plain stores of one block to the same word do not race with one another if the later store does not change the
 //       word. Only the value decides, so such a pair is a doubt until the store has been made (race_report.cuh). Loads,
 //       and accesses of other blocks, still race with each of the two stores.
@@ -89,11 +90,12 @@
 //     fence.proxy.async. Any such thread is accepted, even if its fence does not happen before the copy. So some
 //     missing fences are not found, and no fence that was executed is reported as missing.
 //
-//     Multicast. Memory that is bound to a multicast object has its own address and a multicast address. If two
-//     conflicting accesses use different kinds of address and are not morally strong, a thread must have executed
-//     fence.proxy.alias after the first access and before the second, in happens-before. That fence adds to the clock
-//     of its thread a copy of each item with the tag TAG_ALIASED; tagged items are learnt like others. Accesses of an
-//     operation that is known as a whole need no such fence.
+//     Multicast. Memory that is bound to a multicast object has a unicast address and a multicast address. If one of
+//     two conflicting accesses uses the unicast address and the other one the multicast address, and they are not
+//     morally strong, a thread must have executed fence.proxy.alias after the first access and before the second, in
+//     happens-before. That fence adds to the clock of its thread a copy of each item with the tag TAG_ALIASED; tagged
+//     items are published and learnt in the same way as untagged ones. Accesses of an operation that is known as a
+//     whole need no such fence.
 //
 // The files. race_entry.cuh has the entries, and race_list.cuh their lists. race_check.cuh has the check of an access
 // against the entries, and race_quick.cuh the quick way for simple accesses. race_publish.cuh and race_observe.cuh have

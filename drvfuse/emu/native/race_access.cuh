@@ -23,7 +23,7 @@ FN void begin_block_access(Access* access, Launch* l, Block* b) {
 }
 
 // Fills in an Access for a thread. The caller adds the address, the size, the flags, the kind and the site. Also
-// settles the doubts of the last store (race_report.cuh).
+// settles the doubts of the store before it (race_report.cuh).
 FN void begin_access(Access* access, Thread* t) {
     Launch* l = t->launch;
     Block* b = t->block;
@@ -68,8 +68,8 @@ FN u32 swap_succeeds(Thread* t, u64 addr, u32 size) {
     return low_of(addr, size) == t->op_value && (size < 16 || high_of(addr, size) == t->op_seen);
 }
 
-// The scope of an operation on an mbarrier for moral strength: two operations on one mbarrier never race, and hardware
-// has no narrower scope than the cluster for them.
+// The scope that decides whether an operation on an mbarrier is morally strong with another one: at least the cluster,
+// since hardware has no narrower scope for these operations. So two operations on one mbarrier never race.
 FN u32 mbarrier_scope(u32 scope) { return scope < SCOPE_CLUSTER ? SCOPE_CLUSTER : scope; }
 
 // Checks and records an access that a thread is about to make.

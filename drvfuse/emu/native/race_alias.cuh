@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fence.proxy.alias in the race detector. It is needed between accesses by multicast addresses and accesses by the
-// memory's own addresses; race.cuh says where, and how clocks record it (TAG_ALIASED).
+// fence.proxy.alias in the race detector. The fence is needed between an access by a multicast address and an access by
+// a unicast address to the same memory; race.cuh says where, and how clocks record the fence (TAG_ALIASED).
 #pragma once
 
 #include "race_access.cuh"
@@ -25,8 +25,8 @@ FAR Ref aliased(Race* r, Ref known) {
 }
 
 // Records a fence.proxy.alias by a thread. Adds a copy of each item, tagged TAG_ALIASED, to the thread's clock. The
-// thread's own accesses since the last barrier are recorded by RaceThread::alias_fence_time alone, so that the threads
-// of a block can still share one clock.
+// thread's own accesses since the last barrier are not in the clock, so that the threads of a block can still share one
+// clock; RaceThread::alias_fence_time says which of these accesses precede the fence.
 FAR void race_alias_fence(Thread* t) {
     Access access;
     begin_access(&access, t);

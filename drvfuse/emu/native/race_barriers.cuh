@@ -2,10 +2,10 @@
 // Barriers of a block and of a warp in the race detector.
 //
 // A barrier joins the clocks of its lanes (join_lanes), and gives each lane the result and one common time
-// (give_lanes). The common time is later than the time of every lane before the barrier, so an item with that time in
-// the common clock makes all their earlier accesses known. After a barrier of all threads of a block,
-// RaceBlock::barrier_time says so for the whole block in one number, and the clock needs no item. Invariant: each
-// thread of a block knows all accesses of the block before barrier_time.
+// (give_lanes). The common time is later than the time of every lane before the barrier, so an item with the common
+// time, in the common clock, makes all accesses known that the lanes made before the barrier. After a barrier of all
+// threads of a block, RaceBlock::barrier_time is the common time of the whole block, and the clock needs no item.
+// Invariant: each thread of a block knows all accesses of the block before barrier_time.
 //
 // Unless `strict`, a barrier of the block also joins what its threads have fenced (fence_release) and what they have
 // read by relaxed loads (fence_acquire).

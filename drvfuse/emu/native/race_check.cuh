@@ -63,9 +63,9 @@ FN u32 doubtful(Access* access, Entry* e) {
     return same_block(access, e->op, e->block) && via_multicast(access->site) == via_multicast(e->site);
 }
 
-// Whether the entry of an atomic can be dropped, as the current atomic continues the same chain at `v` (chains of
-// atomics in race_entry.cuh). If other blocks have such entries, the first one in the list is kept, since it is the
-// last of their atomics; *other_block_kept is set when it is found.
+// Whether `e` is the entry of an atomic that can be dropped, because it belongs to the chain of `v`, which the current
+// atomic continues ("Chains of atomics" in race_entry.cuh). Of such entries by other blocks, the first one in the list
+// is kept, since it is the newest; *other_block_kept is set when it is found.
 FN u32 superseded(Access* access, Location* v, Entry* e, u32* other_block_kept) {
     if (!(e->kind & N_ATOMIC) || e->op != access->op || e->site != access->site || e->kind != access->kind) return 0;
     if (e->bytes != v->bytes || e->serial - v->chain_begin > v->serial - v->chain_begin) return 0;
@@ -76,9 +76,10 @@ FN u32 superseded(Access* access, Location* v, Entry* e, u32* other_block_kept) 
 }
 
 // Compares the current access with a conflicting entry, and records a race or a doubt (race_report.cuh). `overlap` are
-// the bytes of both, `lanes` the entry's lanes that touched them, and `others` these lanes without the current one.
-// `chain` is the location whose chain the access continues, or null. Returns 1 if the entry can be dropped, since its
-// access is ordered, superseded or reported. *may_merge is cleared if the two must not share an entry.
+// the bytes of both, `lanes` the entry's lanes that touched them, and `others` these lanes without the lane of the
+// current access, if that is of the same warp. `chain` is the location whose chain the access continues, or null.
+// Returns 1 if the entry can be dropped, since its access is ordered, superseded or reported. *may_merge is cleared if
+// the two must not share an entry.
 FN u32 check_conflict(Access* access, Ref* cell, Entry* e, u32 overlap, u32 lanes, u32 others, u64 line,
                       Location* chain, u32* other_block_kept, u32* may_merge) {
     u64 addr = line + FFS(overlap) - 1;
@@ -96,8 +97,8 @@ FN u32 check_conflict(Access* access, Ref* cell, Entry* e, u32 overlap, u32 lane
     return 1;
 }
 
-// Whether the entry's strength and kind of address let the current access replace it: every later access that
-// conflicts with the entry's access must also conflict with the current one.
+// Whether the current access can replace the entry, judged by their strength and by the kind of address (unicast or
+// multicast): every later access that conflicts with the entry's access must also conflict with the current one.
 FN u32 covers_strength(Access* access, Entry* e) {
     if (!(access->kind & N_WRITE) && via_multicast(access->site) != via_multicast(e->site)) return 0;
     if (!(access->kind & N_STRONG)) return 1;

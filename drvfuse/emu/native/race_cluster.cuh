@@ -7,22 +7,23 @@
 //
 // Shared memory of another block. A thread may access it only after that block has started and before it has ended. A
 // thread knows that a block has started if it knows any access of the block, or has passed a barrier of the cluster at
-// which threads of the block arrived, even with .relaxed. At the end of a block, its threads have to know every access
-// by other blocks to its shared memory.
+// which threads of the block arrived, even with .relaxed. When a block ends, its threads must know every access by
+// other blocks to its shared memory; otherwise a race is reported.
 //
 // mbarriers. Two operations on one mbarrier are never a race, whatever their scopes; the scopes decide only who learns
 // what. fence.mbarrier_init releases the initialisations of mbarriers and nothing else.
 //
-// st.async. When it has arrived, its mbarrier publishes the st.async itself, the reads that its thread knew before the
-// issue, and the copies that had arrived before the issue. So a thread that waits for the mbarrier may overwrite what
-// these reads have read. The mbarrier publishes no writes of the thread, since an st.async may overtake them.
+// st.async. When its bytes have arrived, its mbarrier publishes a clock of three parts: the write of the st.async, and
+// the reads and the copies of the launch that the issuing thread knew at the issue. So a thread that waits for the
+// mbarrier may overwrite what these reads have read. The clock includes no writes of the thread, since an st.async may
+// overtake them.
 #pragma once
 
 #include "race_blocks.cuh"
 
 // Records that lanes of a warp arrive at the barrier of the cluster. `lead` is the block of rank 0. `releases` is 0 for
-// an arrival with .relaxed. Such an arrival publishes what the thread knew at its last fence, and an item for its block
-// at time 1, by which others know that the block has started.
+// an arrival with .relaxed. Such an arrival publishes what the thread knew at its last fence of at least cluster scope,
+// and an item for its block at time 1, by which other threads know that the block has started.
 FAR void race_cluster_arrive(Launch* l, RaceBlock* lead, Block* b, u32 w, u32 lanes, u32 releases) {
     Race* r = l->engine->race;
     if (releases) {

@@ -24,9 +24,9 @@ FN u32 reduction_kind(Access* access, u32 scope, u32 bytes) {
 
 const u32 NO_ARRIVAL = ~0u;
 
-// Checks the access of a copy to a range inside one line, when the copy is issued. `flags` has A_WRITE, or A_BULK for
-// the read of a bulk copy. If not `pending`, the access is complete at once. `element` is the number of bytes of each
-// element of a reduction, else 0.
+// Checks the access of a copy to a range inside one line, when the copy is issued. `flags` is A_WRITE for a write,
+// A_BULK for the read of a bulk copy, 0 for the read of a cp.async. If not `pending`, the access is complete at once.
+// `element` is the number of bytes of each element of a reduction, else 0.
 FAR void race_copy(Thread* t, u64 addr, u32 size, u32 flags, u32 site, u32 pending, u32 element) {
     Access access;
     begin_access(&access, t);
@@ -160,7 +160,7 @@ FAR Ref race_copy_arrival(Thread* t, u32* number) {
     return with_agent(&access, all);
 }
 
-// Publishes the clock of a bulk copy, an st.async or an arrival at its mbarrier, when it has ended. The scope is CTA,
+// Called when a bulk copy, an st.async or an arrival has ended: publishes its clock at its mbarrier. The scope is CTA,
 // or CLUSTER if the mbarrier is of another block. The thread that issued the copy or arrival learns nothing by that.
 FAR void race_bulk_end(Thread* t, u64 mbarrier, Ref known) {
     Access access;

@@ -9,7 +9,7 @@
 // conflicts. So the first race on a byte is never missed. Three measures keep the lists short:
 //
 //     Lanes. Plain accesses by lanes of one warp, at one time and by one instruction, share an entry if they touch the
-//     same bytes, or if each lane touches the element next to that of the lane before it (Entry::spread).
+//     same bytes, or if each lane touches the element after that of the lane before (Entry::spread).
 //
 //     Repeats. A plain access needs no further check if its thread knows all writes that it finds, and if there is an
 //     entry that it can share (race_quick.cuh).
@@ -86,9 +86,9 @@ const u32 ENTRY_SCOPE_SHIFT = 4;
 // and sets the flag N_COPIED. Lanes share neither the pending entry nor the one after the wait.
 const u32 AGENT_PENDING = 1 << 25;
 
-// Bits of Entry::block for a bulk copy. It counts as a thread of its own, whose accesses others learn through its
-// mbarrier. The bulk copies of a block are numbered. Copy n has n % BULK_LANES as `warp` and `lanes`, and n /
-// BULK_LANES + 1 as `time`. `serial` is the thread that issued the copy.
+// Bits of Entry::block for a bulk copy. The copy counts as a thread of its own, whose accesses other threads learn
+// through the copy's mbarrier. The bulk copies of a block are numbered. In the entries of copy n, `warp` and `lanes`
+// stand for n % BULK_LANES, and `time` is n / BULK_LANES + 1. `serial` is the thread that issued the copy.
 const u32 AGENT_BULK = AGENT_PENDING | 1 << 24, BULK_LANES = 64;
 
 // Tags: bits of the block in the key of a clock's item. A tagged item covers only some accesses of the block. TAG_INIT:

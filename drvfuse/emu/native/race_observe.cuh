@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // Locations: which reads have observed which strong writes, and the change of a location by a strong write.
 //
-// A strong read observes the last strong write of its location and, if that is an atomic, the chain of writes that it
-// continues. An observation is recorded with the location, and not in the reader's clock, since it concerns these
-// writes alone and no other access of their threads. Only writes that still have an entry matter, since accesses are
-// checked against entries.
+// A strong read observes the last strong write of its location and, if that write is an atomic, the chain of writes
+// that the atomic continues. An observation is recorded with the location, and not in the reader's clock, since it
+// concerns these writes alone and no other access of their threads. Only writes that still have an entry matter, since
+// accesses are checked against entries.
 //
 // Example (the litmus test observed-st-gpu). Thread A stores x with st.relaxed.gpu. Thread B of another block polls x
-// with ld.relaxed.gpu until it finds the value, then stores x by a plain st. Nothing was published, so B's clock does
-// not include A's store. But B has observed it, so B's store is ordered after it and no race is reported.
+// with ld.relaxed.gpu until it finds A's value, then stores x by a plain st. A's store has published nothing, so B's
+// clock does not include it. But B has observed A's store, so B's store is ordered after A's, and no race is reported.
 //
 // Serials. Strong writes are numbered (Race::write_serial). The chain of a location is a range of serials, from
-// chain_begin to the serial of the last write. Other locations' writes lie in between; they do no harm, since a serial
-// is only compared with writes of the same bytes. Serials wrap around, so they are compared by their differences.
+// chain_begin to the serial of the last write. Serials of writes to other locations may lie in this range; they do no
+// harm, since a range is only compared with serials of writes to the same bytes. Serials wrap around, so they are
+// compared by their differences.
 #pragma once
 
 #include "race_publish.cuh"
 
-// Returns 1 if the lane of the current access has observed the same writes before, else 0. If other lanes of the warp
-// have observed these writes at the same time (clock.cuh), stores their observation in *alike. Also removes the lane
-// from observations that have the same time but fewer writes of this chain, since the new observation includes those
-// writes.
+// Returns 1 if an observation records that the lane of the current access has observed the present chain of writes of
+// `v`, else 0. If other lanes of the warp have observed this chain at the same time (clock.cuh), stores their
+// observation in *alike. Also removes the lane from observations that have the same time but fewer writes of this
+// chain, since the new observation includes those writes.
 FN u32 find_observation(Access* access, Location* v, Observation** alike) {
     Race* r = access->race;
     LOOP for (Ref* link = &v->observations; *link;) {
@@ -99,9 +100,9 @@ const u32 COMPACTED_WRITES = 8;    // if more writes still have an entry, observ
 const u32 COMPACTED_GROUPS = 64;   // entries of the table in which equal observations are found; a power of two
 
 // Shortens the list of observations of a location. Only writes of the location that still have an entry matter;
-// `oldest` is the lowest of their serials. An observation that includes none of them is dropped. Observations of a warp
-// that agree on all of them are merged. The list must then double in length before it is compacted again, so the cost
-// per observation is bounded.
+// `oldest` is the lowest of their serials. An observation that includes none of them is dropped. Observations of one
+// warp that include the same of these writes are merged. The list must then double in length before it is compacted
+// again, so the cost per observation is bounded.
 FAR void compact_observations(Race* r, Ref* cell, Location* v, u32 oldest) {
     u32 writes[COMPACTED_WRITES], n = 0, kept = 0;
     Ref table[COMPACTED_GROUPS];

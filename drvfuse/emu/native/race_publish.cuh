@@ -2,7 +2,7 @@
 // What strong writes publish at a location, and what strong reads of the location learn (release and acquire).
 //
 // For each scope, a location has one Published per block (scope CTA), per cluster, or per device (GPU and SYS) that has
-// published there. A reader learns from it if both scopes suffice:
+// published there. A reader learns what a Published holds if the scopes of both sides suffice:
 //
 //     published for    by                     is learnt by a read of at least
 //     CTA              a block                CTA scope in that block
@@ -161,15 +161,17 @@ FAR void learn_published(Access* access, Location* v) {
 
 // Writes --------------------------------------------------------------------------------------------------------------
 
-// Publishes reads at the location of a strong write of system scope, unless `strict` (race.cuh). `continues_chain`: the
-// write is an atomic that continues the chain of the location.
+// For a strong write of system scope, unless `strict`: adds the reads that its thread knows to
+// Location::published_reads, from which strong reads of the location learn them (race.cuh, profile "hardware").
+// `continues_chain`: the write is an atomic that continues the chain of the location; any other write empties
+// published_reads first.
 FN void publish_reads(Access* access, Location* v, u32 continues_chain) {
     Race* r = access->race;
     if (!continues_chain) assign(r, &v->published_reads, 0);
     if (r->strict || access->scope < SCOPE_SYS || (continues_chain && access->block_state->barrier_time < 2)) return;
     u32 barriers = access->block_state->barrier_time, op = access->op, block = access->block;
-    // An atomic that continues the chain does not publish its thread's reads since the block's last barrier. All
-    // threads of a launch may increment one counter, and the published clock would get an item for each of them.
+    // An atomic that continues the chain leaves out its thread's reads since the block's last barrier: all threads of a
+    // launch may increment one counter, and published_reads would get an item for each of them.
     Ref all = continues_chain ? with_items(r, access->thread_state->clock, op, block, barriers, 0, 0, 0) : all_known(access), reads = reads_of(r, all, op);
     release(r, all);
     learn(r, &v->published_reads, reads);

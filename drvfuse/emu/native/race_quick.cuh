@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The quick way of the race detector, for simple accesses.
 //
-// Nearly all accesses are plain, happen after all writes that they find, and can share an entry. Such an access
-// conflicts with nothing, and is recorded by one bit. The quick way handles these accesses and leaves all others to
-// check_line (race_check.cuh), which starts again. The changes that the quick way has made to the list by then are
-// changes that check_line would make, too.
+// Nearly all accesses are plain, happen after all writes that they find, and can share an entry. Such an access races
+// with nothing, and is recorded by one bit in that entry. The quick way handles these accesses. It leaves all others to
+// check_line (race_check.cuh), which checks them from the start. The changes that the quick way has made to the list by
+// then are changes that check_line would make, too.
 #pragma once
 
 #include "race_list.cuh"
@@ -51,13 +51,13 @@ FN u32 merge_access(QuickAccess* access, Entry* e, u32 kind, u32 variant) {
 // recorded. `barrier_time` is RaceBlock::barrier_time of that block.
 //
 // Unless `strict`, a later store of the block that does not change the word does not race with this write, but it may
-// race with an access of the block that was made before this write and since the block's last barrier. If the write
-// replaced the entry of that access, the race would be missed. So the entry stays, with two exceptions:
+// race with a read by the block that was made before this write and since the block's last barrier. If the write
+// replaced the entry of that read, the race would be missed. So three kinds of entries stay: those of reads, those of
+// asynchronous copies, and those of writes whose thread had read the bytes (VARIANT_AFTER_READ).
 //
-//     - Strong writes are replaced, since the observations of them are dropped with their location.
-//     - A read is replaced if the writing thread has made it at the same time (clock.cuh) as the write
-//       (VARIANT_AFTER_READ). A clock then includes both or neither, and a store that is not ordered after the write is
-//       reported as a race with the write.
+// For a write that itself has VARIANT_AFTER_READ, this function is not needed: the write replaces all entries of its
+// bytes. Its thread has read the bytes at the same time (clock.cuh) as the write, so a clock includes both accesses or
+// neither, and a store that is not ordered after the write is reported as a race with the write.
 FN u32 irreplaceable(Race* r, Entry* e, u32 op, u32 block, u32 barrier_time) {
     if (r->strict || !(~e->kind & N_WRITE || e->kind & N_ASYNC || e->variant == VARIANT_AFTER_READ)) return 0;
     return e->op == op && e->block == block && e->time >= barrier_time;
@@ -106,7 +106,7 @@ FN u32 known_of_warp(QuickAccess* access, Entry* e, u32 overlap) {
 
 // Drops the reads after `link` that the current thread knows, since its new read replaces them. Looks at reads by other
 // operations, and at up to `own_count` reads by the present operation. `own_count` is 0 unless the list has a write of
-// the present operation, which may have kept older reads (irreplaceable).
+// the present operation: such a write may have left older reads in the list (irreplaceable).
 FN void forget_outlived(QuickAccess* access, Ref* pool, Ref* link, u32 own_count) {
     LOOP while (*link) {
         Entry* e = (Entry*)arena_at(access->race, *link);

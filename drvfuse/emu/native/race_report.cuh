@@ -13,8 +13,8 @@
 
 // Missing edges -------------------------------------------------------------------------------------------------------
 
-// Records, for reports, that the current access has read a flag which a block stored, without learning `clock`, because
-// `edge` is missing between the store and the read.
+// Records, for reports, that the current access has read a flag, stored by block `block` of operation `op`, without
+// learning `clock`, because `edge` is missing between the store and the read.
 FAR void record_missed_flag(Access* access, u32 op, u32 block, u32 edge, u32 store_site, Ref clock) {
     Race* r = access->race;
     RaceBlock* b = access->block_state;

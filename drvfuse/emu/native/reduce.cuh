@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Element-wise reductions of words, as multimem, red.async and cp.reduce.async.bulk compute them.
 //
-// In all functions, `how` has a Reduce, an Element and, for intermediate sums, an Accumulate, each at its shift. Each
-// result is rounded to the type. A NaN result is the type's canonical NaN, min and max return the number if one operand
-// is a NaN, and -0 is less than +0.
+// In all functions, `how` has a Reduce, an Element and, for intermediate sums, an Accumulate, each at its shift.
+// Intermediate sums are rounded as the Accumulate says, and each result is rounded to the type of the elements. A NaN
+// result is the type's canonical NaN, min and max return the number if one operand is a NaN, and -0 is less than +0.
 #pragma once
 
 #include "common.cuh"

@@ -12,16 +12,17 @@
 // a Poll, which lies outside of the block slot, as few threads use it.
 //
 // Spins. A thread suspends before each strong load and atomic. If a thread comes back to an earlier access (the same
-// address and instruction), it is not resumed while no word that it polls has changed, since it would see nothing new.
-// That is a guess about the kernel. So before the engine reports that no thread can continue, a probe (probe.cuh) lets
-// every such thread poll once more. The run continues if the probe makes progress: memory changed, a thread exited, a
-// new address was polled, or a block started. Completed barriers and warp operations alone are no progress.
+// address and instruction), it is taken to poll in a loop, and is not resumed while no word that it polls has changed.
+// That the access belongs to such a loop is a guess about the kernel. So before the engine reports that no thread can
+// continue, a probe (probe.cuh) lets every such thread poll once more. The run continues if the probe makes progress:
+// memory changed, a thread exited, a new address was polled, or a block started. Completed barriers and warp operations
+// alone are no progress.
 //
 // Bounded calls. A call returns after a bounded amount of work, also in the middle of a pass, so that Python can handle
 // signals. The next call continues from there.
 //
-// Determinism. The order in which threads run depends only on the seed and on the sequence of calls: the budget, in
-// time or in resumes, is checked between passes only.
+// Determinism. The order in which threads run depends only on the seed and on the sequence of calls: the budget of a
+// call of rt_run, in time or in resumes, is checked between passes only.
 
 #include "probe.cuh"
 

@@ -8,14 +8,18 @@
 //
 // Why each result is one that PTX allows. A piece may be read at any moment between its issue and the end of its
 // thread's first wait for it, with .read or without. It may be written, by a weak access, at any moment between its
-// read and the end of the wait without .read, or of the launch. Only these waits order the read and the write. Here the
-// seed draws both moments for each piece: it is read at its issue or at the wait, and written at once or at the wait
-// without .read. Seed 0 always takes the later moment. So programs with a missing wait go wrong:
+// read and the end of the wait without .read or, if there is no such wait, the end of the launch. Only these waits
+// order the read and the write. Here the seed draws both moments for each piece: it is read at its issue or at the
+// wait, and written at once or at the wait without .read. Seed 0 always takes the later moment. So programs with a
+// missing wait go wrong:
 //
-//   - A source that is overwritten before the wait gives the new bytes, in every run with seed 0.
-//   - A flag is stored without a wait, or after a wait with .read only. Whoever has read the flag then reads the old
-//     bytes of the target (a fault where nothing was written yet), in every run with seed 0.
-//   - A target that is still read when the copy is issued is overwritten during the read, with other seeds.
+//   - If the source is overwritten before the wait, the target gets the new bytes of the source, in every run with seed
+//     0.
+//   - If the thread stores a flag without a wait, or after a wait with .read only, another thread that has found the
+//     flag set still reads the old bytes of the target (a fault where nothing was written yet), in every run with seed
+//     0.
+//   - If a copy is issued while threads still read its target, these threads find the new bytes, in runs with seeds
+//     that write this copy early.
 //
 // A piece for which no thread waits is written when nothing else can run, or after LATEST_TURN turns of its block. A
 // block that has ended keeps its block slot and its shared memory until then. So one case does not occur here: that
@@ -24,7 +28,8 @@
 // Bounds, access rights and alignment are checked when a copy is issued. The target is checked again when it is
 // written, as it may have been freed. A reduction (cp.reduce.async.bulk) reads its target when it writes it. Before a
 // piece is written, the delayed stores of its block and device to the target are propagated (delay.cuh). For the race
-// detector, each piece makes two accesses, which last until their waits, as those of a cp.async do.
+// detector, each piece makes two accesses: a read and a write, each of which lasts until the wait for it
+// (race_copies.cuh).
 #pragma once
 
 #include "bulk.cuh"
@@ -117,8 +122,9 @@ API u32 rt_bulk_store(Thread* t, u64 target, u64 source, u32 size, u32 how, u32 
 
 API void rt_bulk_commit(Thread* t) { queue_of(t, 1)->commits++; }
 
-// Waits until all pieces are written, or with `read` until they are read, except those of the `newest` groups that were
-// committed last. Returns 0, or 1 after recording a fault.
+// Waits until all pieces are written or, with `read`, until they are read. Does not wait for pieces of the last
+// `newest` groups that were committed, nor for pieces issued after the last commit. Returns 0, or 1 after recording a
+// fault.
 API u32 rt_bulk_wait(Thread* t, u32 newest, u32 read, u32 site) {
     Launch* l = t->launch;
     Copy* pool = l->copy_pool->pool;

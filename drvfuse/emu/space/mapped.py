@@ -4,8 +4,8 @@
 A call of the emulated driver reads and writes addresses in the caller's process, as the real driver does. If nothing is
 mapped there, the real driver crashes the process. The emulated driver first checks each address that it gets as a
 number. `madvise(MADV_POPULATE_READ or _WRITE)` maps the pages in, and fails if a read or a write would be a fault; it
-takes some microseconds. Where madvise gives no answer (Linux before 5.14, memory of a device), the list of mappings
-does. The checks do not protect against another thread that unmaps the memory at the same time.
+takes some microseconds. Where madvise gives no answer (Linux before 5.14, memory of a device), /proc/self/maps is read
+instead. The checks do not protect against another thread that unmaps the memory at the same time.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class Mappings:
     def map_multicast(self, address: int, nbytes: int, members: Members, table: AccessTable | None = None) -> None:
         """Map the first `nbytes` of a multicast object inside a reservation.
 
-        There is no memory at these addresses. In place of an access to them, the native runtime accesses the memory
-        that each member has bound.
+        There is no memory at these addresses. For an access to them, the native runtime accesses the memory that each
+        device of the team has bound.
         """
         self._require_vacant(address, nbytes)
         self._index.add_mapping(address, Mapping(nbytes, None, table or self._tables.first, members=members))

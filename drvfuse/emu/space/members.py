@@ -46,8 +46,8 @@ class Members:
         return [device for device in self.devices if not self._addresses[offset // PIECE, device]]
 
     def offset_of(self, address: int) -> tuple[int, int] | None:
-        """(offset in the object, device) of bound memory. `address` is an address of that memory, in a range that was
-        given to `bind`. None for other memory.
+        """Return (offset in the object, device) if `address` lies in memory that `bind` has bound: the offset to which
+        that byte is bound, and the device that has bound it. Return None for other addresses.
         """
         inside = np.uint64(address) - self._addresses
         found = np.argwhere((self._addresses != 0) & (self._addresses <= address) & (inside < PIECE))
@@ -89,8 +89,9 @@ class Teams:
         return None
 
     def behind(self, address: int) -> tuple[int, int] | None:
-        """(multicast address, device) of memory that is bound to a mapped multicast object. `address` is an address of
-        that memory, in a range that was given to `Members.bind`. None for other memory.
+        """Return (multicast address, device) if `address` lies in memory that `Members.bind` has bound to a mapped
+        multicast object: the multicast address of that byte, and the device that has bound it. Return None for other
+        addresses.
         """
         for start, (nbytes, members) in self._mapped.items():
             found = members.offset_of(address)

@@ -2,8 +2,8 @@
 """The physical memory of a window: sparse files in memory, parts of which are mapped at addresses of the window.
 
 One file holds the data. A second file holds the shadow: which bytes are addressable and initialised. With a race
-detector, a third file holds its cells. The same part of each file is mapped together. So if a byte of physical memory
-has several addresses, they share its content, its shadow and its state in the race detector.
+detector, a third file holds its cells. A mapping maps the corresponding parts of all files. So if a byte of physical
+memory has several addresses, they share its content, its shadow and its state in the race detector.
 """
 
 from __future__ import annotations

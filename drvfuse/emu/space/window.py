@@ -56,9 +56,9 @@ def _with_gap(nbytes: int) -> int:
 class Window:
     """`gib` GiB of reserved addresses, `[base, end)`, and what lies there.
 
-    Where the process may not reserve so much (`ulimit -v`, strict overcommit), the window has half the size, or half of
-    that, down to 256 MiB, and a warning is logged. Raises WindowError where even that fails. Several windows can be
-    open in one process. A window that is dropped without `close` is unmapped when no view of it is left.
+    If the process may not reserve `gib` GiB (`ulimit -v`, strict overcommit), half of that is tried, then a quarter and
+    so on, down to 256 MiB, and a warning is logged. Raises WindowError if 256 MiB cannot be reserved either. Several
+    windows can be open in one process. A window that is dropped without `close` is unmapped when no view of it is left.
 
     Without `check_initialised` all memory counts as initialised from the start. With `cells`, there are cells for a
     race detector. The detector sets the attribute `forget` to a function (address, nbytes), which the window calls for
@@ -135,8 +135,8 @@ class Window:
     ) -> None:
         """Set the devices that may read and write the granules of a range, which is mapped or allocated.
 
-        The masks have one bit per device, and replace those that were set before. They hold for the process of `table`;
-        None is the first process.
+        The masks have one bit per device, and replace those that were set before. They hold for the process whose
+        access words `table` has, by default the first process.
         """
         (table or self.table).permit(address, nbytes, read_mask, write_mask)
 
@@ -162,15 +162,15 @@ class Window:
         table: AccessTable | None = None,
     ) -> int:
         """Allocate zeroed memory with exactly `nbytes` addressable bytes, and return its address. The bytes count as
-        uninitialised unless `initialised`. The masks and `table` are those of `set_access`.
+        uninitialised unless `initialised`. For the masks and `table`, see `set_access`.
         """
         address = self.hold(nbytes, alignment)
         self.occupy(address, nbytes, device, read_mask, write_mask, kind=kind, initialised=initialised, table=table)
         return address
 
     def hold(self, nbytes: int, alignment: int = _ALIGNMENT) -> int:
-        """Take addresses for a plain allocation of `nbytes`, and return the first. `occupy` puts an allocation there,
-        `vacate` removes it, and `give_back` gives the addresses back.
+        """Take addresses for a plain allocation of `nbytes`, and return the first. `occupy` puts an allocation at this
+        address, `vacate` removes the allocation, and `give_back` gives the addresses back.
         """
         if nbytes <= 0:
             raise ArgumentError("nbytes", nbytes, "positive")
@@ -188,8 +188,8 @@ class Window:
         initialised: bool = False,
         table: AccessTable | None = None,
     ) -> None:
-        """Put an allocation at an address that `hold` has returned. The other arguments are those of `alloc`. No
-        allocation may be there at present.
+        """Put an allocation at an address that `hold` has returned, where no allocation may be at present. For the
+        other arguments, see `alloc`.
         """
         table = table or self.table
         self._place(Allocation(address, nbytes, device, kind, table=table), initialised)
@@ -324,10 +324,11 @@ class Window:
         return address + first if missing[first] else None
 
     def copy(self, destination: int, source: int, nbytes: int) -> None:
-        """Copy device or host memory, as memmove does. A byte of the destination is initialised afterwards if the byte
-        that was copied to it is.
+        """Copy device or host memory; the ranges may overlap. Afterwards, a byte of the destination counts as
+        initialised if the byte of the source does.
 
-        The caller has checked both ranges (`Index.covers`). An address outside the window is ordinary host memory.
+        The caller has checked both ranges (`Index.covers`). An address outside the window is ordinary host memory, all
+        of which counts as initialised.
         """
         ctypes.memmove(destination, source, nbytes)
         if not self.contains(destination, nbytes):
