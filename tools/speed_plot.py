@@ -175,7 +175,7 @@ PICTURES: dict[str, tuple[Panel, ...]] = {
         Panel(
             "All-reduce of 2 nodes by NCCL",
             "A process for each GPU",
-            {"call": "call", "node_sums": "node_sums", "exchange": "exchange", "kernel behind it": "kernel behind it"},
+            {"call": "call", "node_sums": "node_sums", "exchange": "exchange", "kernel after it": "kernel after it"},
             "node_sums",
         ),
     ),
