@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Barrier objects in shared memory (mbarrier), for the threads of one block, and bulk copies that complete on them.
 //
-// A phase ends when there were as many arrivals as the argument of init(), and all bytes that they announced were
-// copied. A waiter passes the parity of the phase that it waits for, 0 for the first. After the wait it sees everything
-// that threads wrote before they arrived, and everything that was copied.
+// A phase ends when arrive() and expect() have been called as often as the argument of init() says, and all bytes
+// announced by expect() were copied. A waiter passes the parity of the phase that it waits for, 0 for the first. After
+// the wait it sees everything that threads wrote before they arrived, and everything that was copied.
 #pragma once
 #include "ptx/mbarrier.cuh"
 
