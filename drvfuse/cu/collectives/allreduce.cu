@@ -19,7 +19,8 @@
 //   two_stage direct   two halves, used alternately, of one chunk of output packs each
 //   two_stage staged   a chunk of input packs for each owner, then one chunk of output packs
 //
-// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, counts and chunk on every rank.
+// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks. The grid, the number of elements and `chunk_packs` are the
+// same on every rank.
 //
 // Numerics. The sum begins with +0.0f and adds the inputs of ranks 0 to n-1 (NODES: the partial sums of nodes 0 to
 // n-1), in this order and in fp32. Then the epilogue is applied, and the result is rounded once. This does not depend

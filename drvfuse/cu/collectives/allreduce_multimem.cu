@@ -19,7 +19,8 @@
 //   two_stage          two halves, used alternately, of ranks * `chunk_packs` packs of results each, grouped by owner;
 //                      with TO_OUTPUTS no staging memory is used
 //
-// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, counts and chunk on every rank.
+// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks. The grid, the number of elements and `chunk_packs` are the
+// same on every rank.
 //
 // Numerics. A load sums a pack in an unspecified order, with fp32 arithmetic, and rounds the sum to the type of the
 // inputs. The kernel adds +0.0f to the sum, applies the epilogue, and rounds once more, which without an epilogue

@@ -17,7 +17,7 @@
 // Grid. One dimension, the same on every rank, and no more blocks than the first round has units, since a block calls
 // join() when it has sent its first unit.
 //
-// Numerics. As in allreduce.cu: +0.0f plus ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
+// Numerics. As in allreduce.cu: +0.0f plus the inputs of ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
 //
 // Memory ordering. As push.cuh says. A thread sends, receives and clears packs of the same slots in every round: where
 // a call has several rounds, each sends chunk_packs packs, and the last one sends zeros beyond the end of the tensor.
@@ -188,7 +188,7 @@ __device__ __forceinline__ void two_shot(const Params& p, Pushing& push, Trace& 
 
 // The minimum number of resident blocks per multiprocessor, on which plans rely: LARGE_BLOCKS for blocks of 256
 // threads, SMALL_BLOCKS for blocks of up to 128. Kernels that do not compare calls are compiled with LARGE_BLOCKS. With
-// the registers that this leaves to a thread, SMALL_BLOCKS blocks of 128 threads are resident too.
+// that bound the compiler uses so few registers that SMALL_BLOCKS blocks of 128 threads can be resident too.
 constexpr int MOST_THREADS = COMPARES ? DRVFUSE_MOST_THREADS : 256;
 constexpr int LARGE_BLOCKS = RANKS > 4 ? 2 : (RANKS > 2 ? 3 : 4) + (COMPARES && !DRVFUSE_TWO_SHOT);
 constexpr int SMALL_BLOCKS = RANKS <= 4 ? 8 : DRVFUSE_TWO_SHOT ? 5 : 6;

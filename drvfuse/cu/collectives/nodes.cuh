@@ -3,8 +3,8 @@
 // progress.cuh describes what these kernels report to the host.
 //
 // Partial sums are float32, in packs of as many elements as a pack of the input has. A rank's payload holds partial
-// sums of the part that the rank owns. It has one place for each node, and the places are `stride` bytes apart.
-// `node_sums` writes the sums of its own node, and the exchange writes those of the other nodes. With
+// sums of the part that the rank owns. The payload has one place for each node, and the places are `stride` bytes
+// apart. `node_sums` writes the sums of its own node, and the exchange writes those of the other nodes. With
 // node_order="engine" there is only one place: the exchange adds the sums of all nodes there.
 //
 // Status. The last 16 bytes of a place are float32 numbers too and take part in the exchange: the status of the sums

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reduce-scatter: each rank gets its part of the sum of one tensor per rank, in one kernel per rank.
 //
-// Layout. The tensor is flat and contiguous, 16-byte aligned; scatter_parts.cuh has the parts. Pack j of a part
+// Layout. The tensor is flat and contiguous, 16-byte aligned; scatter_parts.cuh defines the parts. Pack j of a part
 // belongs to thread j mod (blocks * threads) of the grid, on every rank.
 //   direct  each rank loads its part from the peers' inputs.
 //   STAGED  inputs that peers cannot read: each rank first copies the parts that the others own, chunk by chunk, to its
@@ -14,7 +14,7 @@
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, parts and chunk on every rank.
 //
-// Numerics. As in allreduce.cu: +0.0f plus ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
+// Numerics. As in allreduce.cu: +0.0f plus the inputs of ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
 //
 // Memory ordering. As for one_stage in allreduce.cu, except that a thread sums packs of its rank's part instead of
 // packs of the whole tensor. The barriers are those of one_stage, and the reads lie between the same two of them.

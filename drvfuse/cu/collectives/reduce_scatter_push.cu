@@ -2,10 +2,10 @@
 // Reduce-scatter by pushing: each rank sends the parts of its tensor to their owners, in one kernel per rank, without a
 // barrier.
 //
-// Layout. The tensor is flat and contiguous, 16-byte aligned; scatter_parts.cuh has the parts. They are cut into
-// rounds of `chunk_packs` packs of every part, and a round into units of one pack of every part per thread of a
-// block: block b processes units b, b + blocks, ... of every round. For a pack index j of a unit, a thread sends pack j
-// of each peer's part to that peer, and sums pack j of its own rank's part over its own input and the packs from the
+// Layout. The tensor is flat and contiguous, 16-byte aligned; scatter_parts.cuh defines the parts. They are cut into
+// rounds of `chunk_packs` packs of every part, and a round into units of one pack of every part per thread of a block:
+// block b processes units b, b + blocks, ... of every round. For a pack index j of a unit, a thread sends pack j of
+// each peer's part to that peer, and sums pack j of its own rank's part over its own input and the packs from the
 // peers. In step i a block sends its unit i, and sums its unit i - DEPTH. Slots of a round, in packs: [distance -
 // 1][chunk_packs]. They follow the words of greet() (push.cuh).
 //
@@ -17,7 +17,7 @@
 // Grid. One dimension, the same on every rank, and no more blocks than the first round of the largest part has units,
 // since a block calls join() when it has sent its first unit.
 //
-// Numerics. As in allreduce.cu: +0.0f plus ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
+// Numerics. As in allreduce.cu: +0.0f plus the inputs of ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
 //
 // Memory ordering. As for push_one_shot in allreduce_push.cu. Where a call has several rounds, thread t of block b
 // receives in every round, for each pack that it sends to a peer, a pack from thread t of block b of that peer. In a

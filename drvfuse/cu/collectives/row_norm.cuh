@@ -33,9 +33,9 @@ public:
     __device__ __forceinline__ void expect() { scratch_.expect(done_, PACKS); }
 
     // Normalises and quantises x. Calls store(index, pack) with the output, and with NORMED store_normed(index, pack)
-    // with the normed row. One thread calls store_scale(group, scale) for each scale. With GROUPED, before a warp
-    // calls these functions for its packs, all its lanes call meet(exists, pack, scale), also lanes whose pack does
-    // not exist. Called by all threads.
+    // with the normed row. One thread calls store_scale(group, scale) for each scale. With GROUPED a warp processes its
+    // lanes' packs of one index i together: first all its lanes call meet(exists, pack, scale), also lanes whose pack
+    // does not exist; then the lanes call store and store_scale. Called by all threads.
     template <typename Store, typename StoreScale, typename StoreNormed, typename Meet = NoMeeting>
     __device__ __forceinline__ void normalise(float (&x)[PACKS][W], const Store& store, const StoreScale& store_scale,
                                               const StoreNormed& store_normed, const Meet& meet = {}) {

@@ -44,8 +44,8 @@ __device__ __forceinline__ constexpr u32 e8m0_offset() { return FAULT("scales-wi
 // The position of this lane's scale in its word, in bits.
 __device__ __forceinline__ u32 place_in_word() { return threadIdx.x % WORD_LANES / LANES * 8; }
 
-// Returns the word that holds the scale of this lane's group, for scales of one byte. `exists`: the lane has a pack,
-// `pack`. Called by whole warps.
+// Returns the word that holds the scale of this lane's group, for scales of one byte, and the key for the codes of that
+// word's groups. `exists`: the lane has a pack, `pack`. Called by whole warps.
 __device__ __forceinline__ ScaleWord scale_word(bool exists, const OutPack& pack, float scale) {
     const u32 byte = (bits_of<Scale>(scale) + (FP4 ? 0 : e8m0_offset())) & 0xff;
     ScaleWord sent = {byte << place_in_word(), 0};

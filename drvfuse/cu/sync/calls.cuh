@@ -57,11 +57,11 @@
 //
 // Progress. A rank sends its words before it waits for any peer, by the block that is placed first.
 //
-// Cost. Kernels of groups that never compare, since all ranks are in one process, are compiled without this code. In
-// other kernels a call without a hash executes one more test at its start, and in each poll a load whose predicate is
-// false in all threads. With a hash, block 0 has one more load of its own memory in flight in each poll. In a push call
-// the words are sent before the data, so they arrive first. In a pull call the words are sent after the flags of the
-// start barrier: the release of these flags would otherwise wait for the words.
+// Cost. Kernels of groups that never compare calls on the device, since all ranks are in one process, are compiled
+// without this code. In other kernels a call without a hash executes one more test at its start, and in each poll a
+// load whose predicate is false in all threads. With a hash, block 0 has one more load of its own memory in flight in
+// each poll. In a push call the words are sent before the data, so they arrive first. In a pull call the words are sent
+// after the flags of the start barrier: the release of these flags would otherwise wait for the words.
 #pragma once
 #include "common/faults.cuh"
 #include "ptx/ordered.cuh"

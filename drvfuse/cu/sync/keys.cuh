@@ -50,9 +50,10 @@ class KeyedPush : public Push<Ranks, false, false, false> {
 public:
     using Base::Base;
 
-    // Waits for K packs, which peers have sent to addresses `stride` bytes apart, and clears them. Pack k comes from
-    // the rank k + 1 ranks before this one. Only packs that are `wanted` are read. The same wait reads the key of each
-    // peer, at addresses `key_stride` bytes apart; every peer sends a key for the whole warp. Called by all 32 lanes.
+    // Waits for K packs, which peers have sent to addresses `stride` bytes apart, and clears their slots. Pack k comes
+    // from the rank k + 1 ranks before this one. Only packs that are `wanted` are read. The same wait reads the key of
+    // each peer, at addresses `key_stride` bytes apart; every peer sends a key for the whole warp. Called by all 32
+    // lanes.
     template <int K>
     __device__ __forceinline__ void receive(u32 (&words)[K][4], const bool (&wanted)[K], u32 offset, u32 stride,
                                             u32 (&keys)[K][1], u32 key_offset, u32 key_stride, WaitKind kind = PUSH) {

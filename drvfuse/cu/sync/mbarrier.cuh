@@ -25,7 +25,8 @@ public:
     __device__ __forceinline__ void expect(u32 bytes) { ptx::mbarrier_arrive_expecting(address(), bytes); }
 
     // Copies `bytes` of global memory to shared memory; all three arguments are multiples of 16. The bytes must be
-    // announced by expect(). An H200 copies a quarter slower to addresses in shared memory that are no multiple of 128.
+    // announced by expect(). To addresses in shared memory that are no multiple of 128 an H200 copies a quarter slower
+    // than to multiples of 128.
     __device__ __forceinline__ void copy(u32 to, const void* from, u32 bytes) {
         ptx::copy_bulk(to, from, bytes, address());
     }

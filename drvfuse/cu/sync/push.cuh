@@ -97,8 +97,8 @@ public:
         if (FAULT("call-number-before-pdl-wait")) calls_.start();
     }
 
-    // Begins the call: reads the epoch and the abort word, and sends the word of calls.cuh. Called by every thread of
-    // the grid, right after wait_for_producer().
+    // Begins the call: reads the epoch and the abort word, and sends the word of this call to the peers (calls.cuh).
+    // Called by every thread of the grid, right after wait_for_producer().
     __device__ __forceinline__ void start() {
         fall_behind();
         if (!FAULT("epoch-before-pdl-wait")) read_state();
@@ -207,8 +207,8 @@ public:
     }
 
     // Makes sure that every rank receives a word from every peer in this call: a rank that owns none of the `units`
-    // pieces of work sends a word to every peer. Rank k owns pieces k, k + ranks, ... Called by the first warp of one
-    // block, once in the call.
+    // pieces of work sends a word to every peer, which waits for it. Rank k owns pieces k, k + ranks, ... Called by the
+    // first warp of one block, once in the call.
     __device__ __forceinline__ void greet(i64 units) {
         if (units >= Ranks || FAULT("no-greeting")) return;
         const int distance = threadIdx.x + 1;
