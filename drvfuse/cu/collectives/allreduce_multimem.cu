@@ -28,9 +28,9 @@
 // of two ranks may differ.
 //
 // Memory ordering. Thread t of block b accesses only those bytes of a peer's memory that the peer's thread t of block b
-// accesses, or that no kernel accesses at the time. So the barrier between blocks of equal index (barrier.cuh) orders
-// all these accesses. The same memory is accessed by its unicast address (copies to and from staging memory, and the
-// previous and the next kernel) and by a multicast address (sums, stores to all ranks). Between two accesses by
+// accesses, or that no kernel accesses at the same time. So the barrier between blocks of equal index (barrier.cuh)
+// orders all these accesses. The same memory is accessed by its unicast address (copies to and from staging memory, and
+// the previous and the next kernel) and by a multicast address (sums, stores to all ranks). Between two accesses by
 // different addresses that must be ordered lies a barrier, and the barrier's fence.proxy.alias orders them:
 //   Inputs: written by earlier kernels of their ranks, which precede these ranks' arrival at the start barrier. The
 //   start barrier needs the fence too. At the end of a kernel its writes become visible by other addresses only to

@@ -12,7 +12,7 @@
 // DRVFUSE_MANY: the packs are those of several tensors (many.cuh).
 // Slots of a round, in packs. They follow the words of greet() (push.cuh):
 //   push_one_shot  [distance - 1][chunk_packs]
-//   push_two_shot  [distance - 1][owned units][threads] for inputs, then as many for results
+//   push_two_shot  [distance - 1][owned units][threads] for inputs, then an equally large array for results
 //
 // Grid. One dimension, the same on every rank, and no more blocks than the first round has units, since a block calls
 // join() when it has sent its first unit.

@@ -19,7 +19,7 @@
 // The forms of the norm and of the quantisation are in norm_form.cuh. A row has one scale, or one for each of its
 // groups or heads, in their order.
 // Payload, in chunks of `chunk_rows`; an input row takes packs * 16 bytes; an output row takes packs * (bytes of an
-// output pack), rounded up to 16; a block of scales is rounded up to 16 bytes:
+// output pack), rounded up to 16; the bytes of the scales of a chunk are rounded up to 16:
 //   one_stage staged   two halves, used alternately, of `chunk_rows` input rows each
 //   two_stage direct   (not STAGED) two halves, used alternately, of the results of `chunk_rows` rows each. Without
 //                      residual: output rows, then their scales, then with normed outputs the normed rows. With

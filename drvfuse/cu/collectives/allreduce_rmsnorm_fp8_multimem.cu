@@ -2,10 +2,10 @@
 // All-reduce through multicast memory, optional residual addition, norm and optional FP8 quantisation by row, in one
 // kernel per rank: a row's owner loads the sums of all ranks, and stores its results to all ranks.
 //
-// Layout. Rows, packs and threads as in allreduce_rmsnorm_fp8.cu. Rank k owns a range of rows (balanced). Without
-// residual the owner normalises and quantises, and stores output and scale of a row to all ranks' staging memories,
-// from which each rank copies them. With residual it stores residual_out, and every rank normalises every row: the
-// same operations on the same bits.
+// Layout. Rows, packs and threads as in allreduce_rmsnorm_fp8.cu. Rank k owns a range of rows; the ranges differ by at
+// most one row. Without residual the owner normalises and quantises, and stores output and scale of a row to all ranks'
+// staging memories, from which each rank copies them. With residual it stores residual_out, and every rank normalises
+// every row: the same operations on the same bits.
 //   STAGED      the inputs do not lie in multicast memory at an offset that is the same on all ranks, or a row is not a
 //               whole number of aligned packs: each rank first copies its input, chunk by chunk, into its staging
 //               memory. It stores to that memory's unicast address, the ordinary address on its own device.
@@ -15,7 +15,7 @@
 // input row. After these packs lie the scales, if the owner stores any: a word for each scale, up to the next multiple
 // of 16 bytes. After the scales lie the packs of the normed row, if its owner stores it.
 // A store to all ranks stores a pack of results: 16, 8 or 4 bytes. The threads of a warp store consecutive packs. The
-// type of the store instruction is f32, which every target has.
+// type of the store instruction is f32, which every target supports.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b processes rows b, b + blocks,
 // ... of each chunk of each owner. Threads: a multiple of 32 up to 512, at least ceil(packs of a row / DRVFUSE_PACKS).
@@ -26,8 +26,8 @@
 //
 // Memory ordering. As in allreduce_multimem.cu, two_stage without TO_OUTPUTS, with rows in place of packs and blocks in
 // place of threads: block b accesses only those bytes of a peer's memory that the peer's block b accesses, or that no
-// kernel accesses at the time, and the barrier covers all threads of a block. Results that overwrite a staged row must
-// follow all loads of its sums. So a row's results are stored after the block barrier of the row's reduction
+// kernel accesses at the same time, and the barrier covers all threads of a block. Results that overwrite a staged row
+// must follow all loads of its sums. So a row's results are stored after the block barrier of the row's reduction
 // (reduce.cuh). Rows of heads (norm_form.cuh) are not reduced over the block, so an additional block barrier precedes
 // their results. residual_out is stored by the thread that has loaded the sum at the same place. The next chunk's rows
 // are staged in slots from which any thread of the block may have copied results, so a block barrier precedes them.

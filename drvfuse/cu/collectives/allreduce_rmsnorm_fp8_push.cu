@@ -25,8 +25,8 @@
 // Numerics. As in allreduce_rmsnorm_fp8.cu. The order in which a row's squares are added depends only on its packs.
 //
 // Memory ordering. As push.cuh says. A thread sends, receives and clears packs of rows with the same indices in every
-// round. If a call has several rounds, each round sends chunk_rows rows. The thread that has the first pack of a row,
-// or of the groups or heads whose scales share a word, sends and receives that word.
+// round. If a call has several rounds, each round sends chunk_rows rows. A word of scales is sent and received by the
+// thread that has the first pack of the row or, with scales by group or head, of the word's groups or heads.
 // Inputs and residuals are read by their own rank alone. residual_output may be the same array as residual: a thread
 // stores a pack after it has read it, and in push_two_shot only the owner of a row reads its residual. gamma and beta
 // may be read before the wait for the producer (row_norm.cuh).

@@ -8,7 +8,7 @@
 // float, or the one-byte scales of four rows. Four words that are adjacent and aligned in the result are stored at
 // once. This is the usual case if the sending rank's rows begin at a whole tile, or at a multiple of 16 bytes of a
 // column. The last word of a column may end in padding, which is not stored, as the scales of another rank may belong
-// there. In tiles the padding after the last group is stored as 0.
+// in its place. In tiles the padding after the last group is stored as 0.
 #pragma once
 #include "common/bytes.cuh"
 #include "common/faults.cuh"

@@ -54,7 +54,7 @@ public:
                 for (int k = 0; k < W; ++k) {
                     squares[i] = __fadd_rn(squares[i], __fmul_rn(x[i][k], x[i][k]));
                     x[i][k] = __fmul_rn(x[i][k], __fadd_rn(g[k], p_.weight_offset));
-                    // The padding of a ragged row is left out: there x is 0, and 0 * infinity would be NaN.
+                    // The padding after the row's last element is left out: its x is 0, and 0 * infinity would be NaN.
                     if (!RAGGED || index(i) * W + k < p_.columns) maximum = max(maximum, magnitude_bits(x[i][k]));
                 }
             }
@@ -167,7 +167,7 @@ private:
         trace_.lap(TraceRole::store);
     }
 
-    // Subtracts the row's mean from x; the padding of a ragged row stays 0.
+    // Subtracts the row's mean from x; the padding after the row's last element stays 0.
     __device__ __forceinline__ void subtract_mean(float (&x)[PACKS][W]) {
         float sums[PACKS];
 #pragma unroll

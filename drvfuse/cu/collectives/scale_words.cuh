@@ -15,9 +15,9 @@
 //          (The FP4 codes of a pack of float32 inputs take half a word, and need no key.)
 //
 // Memory ordering. A word of scales is an ordinary word of the push protocol. The lane that holds the first pack of the
-// word's first group sends it. The lane of the same index in the receiver receives and clears it, in one wait with its
-// codes. All lanes of a warp leave a wait together, after every lane has received its words. Then a shuffle brings the
-// word to the lanes of its groups.
+// word's first group sends it. In the receiver the lane of the same index receives the word and clears its slot, in the
+// same wait as for the lane's codes. All lanes of a warp leave a wait together, after every lane has received its
+// words. Then a shuffle brings the word to the lanes of its groups.
 #pragma once
 #include "collectives/norm_form.cuh"
 #include "sync/push.cuh"

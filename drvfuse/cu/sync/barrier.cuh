@@ -56,9 +56,9 @@ public:
         calls_.start();
     }
 
-    // Arrives at the next barrier and waits there. `publish`: the barrier also orders this block's earlier accesses in
-    // this kernel. Called by all threads of the block. Returns false to all of them if the call is aborted; then the
-    // peers may not have arrived.
+    // Arrives at the next barrier and waits for the peers' blocks of the same index. `publish`: the barrier also orders
+    // this block's earlier accesses in this kernel. Called by all threads of the block. Returns false to all of them if
+    // the call is aborted; then the peers may not have arrived.
     __device__ __forceinline__ bool arrive_and_wait(bool publish) {
         const bool unordered = FAULT("no-block-barrier-before-release") ||
                                (FAULT("no-block-barrier-before-even-releases") && ordinal_ % 2 == 1);
