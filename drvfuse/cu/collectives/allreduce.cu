@@ -5,33 +5,38 @@
 // last pack may be partial. Pack j of a range belongs to thread j mod (blocks * threads) of the grid, on every rank.
 //   one_stage  every rank sums every pack.
 //   two_stage  rank k owns a range of packs (partition.cuh). Chunk by chunk it sums its own packs, stores the results
-//              in its payload and its output, and gathers the results of the others from their payloads.
-//   STAGED     inputs that peers cannot read: each rank first copies its input, chunk by chunk, into its payload.
+//              in its payload and its output, and gathers the results of the other ranks from their payloads.
+//   STAGED     inputs that peers cannot read: each rank first copies its input, chunk by chunk, into its payload. Calls
+//              without STAGED are called direct below.
 //   LOCAL      the sources lie on this device and are complete before the launch, so there is no barrier (algorithm
 //              "naive").
 //   NODES      (two_stage, not STAGED) the ranks are those of one node, and the sources are the partial sums of all
-//              nodes for this rank's part (nodes.cuh). There is one chunk, and results take one half.
+//              nodes for this rank's part (nodes.cuh). There is one chunk, and its results lie in one half of the
+//              payload.
 //   DRVFUSE_MANY (NODES) the packs are those of several tensors (many.cuh).
-// Payload, in chunks of `chunk_packs`:
-//   one_stage staged   two halves of chunk input packs, used alternately
-//   two_stage direct   two halves of chunk output packs, used alternately
-//   two_stage staged   ranks * chunk input packs, grouped by owner; then chunk output packs
+// Payload. A chunk is `chunk_packs` packs:
+//   one_stage staged   two halves, used alternately, of one chunk of input packs each
+//   two_stage direct   two halves, used alternately, of one chunk of output packs each
+//   two_stage staged   a chunk of input packs for each owner, then one chunk of output packs
 //
-// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, counts and chunk on every rank.
+// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks. The grid, the number of elements and `chunk_packs` are the
+// same on every rank.
 //
-// Numerics. The sum begins with +0.0f and adds ranks 0 to n-1 (NODES: nodes) in fp32. Then the epilogue is applied, and
-// the result is rounded once. This does not depend on the algorithm.
+// Numerics. The sum begins with +0.0f and adds the inputs of ranks 0 to n-1 (NODES: the partial sums of nodes 0 to
+// n-1), in this order and in fp32. Then the epilogue is applied, and the result is rounded once. This does not depend
+// on the algorithm.
 //
 // Memory ordering. Thread t of block b reads from a peer only data that the peer's thread t of block b wrote, or that
-// was complete before the peer's kernel began. So the barrier between blocks of equal index (barrier.cuh) orders all
-// these reads.
+// was complete before the peer's kernel began. So the barrier between blocks of equal index (barrier.cuh) orders the
+// reads after those writes.
 //   Inputs: the start barrier orders the reads after the peers' earlier kernels. Direct: peers have read this rank's
 //   input before they arrive at the end barrier (one_stage) or at the barrier of the last chunk (two_stage), and this
-//   rank waits for them there; so its input is free when its kernel completes. Staged: no other rank reads the input.
+//   rank waits for them at that barrier; so its input is free when its kernel completes. Staged: no other rank reads
+//   the input.
 //   Payload halves: a block writes to a half again two chunks later. Before that it passes the barrier of the chunk in
-//   between. The peers' blocks arrive there after they have read the half. two_stage staged has two barriers per chunk:
-//   staging is written again after the second barrier (all ranks have summed), results after the first barrier of the
-//   next chunk (all ranks have gathered).
+//   between. The peers' blocks arrive at that barrier after they have read the half. two_stage staged has two barriers
+//   per chunk. The input packs are overwritten after the second one, when all ranks have summed. The output packs are
+//   overwritten after the first barrier of the next chunk, when all ranks have gathered.
 //   Across calls: a rank arrives at the start barrier after its previous call is complete, so payloads are free after
 //   that barrier.
 //   NODES: the previous kernel of the call, `node_sums`, has passed a start barrier, at which the peers have completed
@@ -131,7 +136,7 @@ __device__ __forceinline__ void store_result(const Params& p, i64 index, const O
 }
 
 // Copies the other ranks' results of a chunk to the output. The results begin at offset `results` of every payload.
-// The copies begin with the next rank, so that not all ranks read from the same rank at a time.
+// Each rank begins with the results of the rank after it, so that not all ranks read from the same rank at a time.
 __device__ __forceinline__ void gather(const Params& p, const Packs& part, i64 results, i64 done) {
     const i64 common = part.in_chunk(RANKS - 1, done, p.chunk_packs);
 #pragma unroll 1

@@ -1,56 +1,57 @@
 // SPDX-License-Identifier: Apache-2.0
 // All-reduce through multicast memory, in one kernel per rank. One load from a multicast address returns the sum of
-// what all ranks have there, and one store writes to all ranks.
+// what all ranks have at that address, and one store writes to the memory of all ranks.
 //
 // Layout. The tensor is flat and contiguous, 16-byte aligned, and seen as packs of 16 bytes; with DRVFUSE_RAGGED the
 // last pack may be partial. Pack j of a range belongs to thread j mod (blocks * threads) of the grid, on every rank.
 //   one_stage   every rank loads the sum of every pack.
 //   two_stage   rank k owns a range of packs (partition.cuh). It loads the sums of these, and stores the results to all
 //               ranks.
-//   STAGED      the inputs do not lie in multicast memory at one offset: each rank first copies its input, chunk by
-//               chunk, into its staging memory, by that memory's own address. A partial last pack is filled up with
-//               zeros.
-//   TO_OUTPUTS  (two_stage, not STAGED) the outputs lie in multicast memory at one offset, and results are stored
-//               there in one chunk. Otherwise results are stored to the staging memories, and each rank copies them
-//               to its output.
+//   STAGED      the inputs do not lie in multicast memory at an offset that is the same on all ranks: each rank first
+//               copies its input, chunk by chunk, into its staging memory. It stores to that memory's unicast address,
+//               the ordinary address on its own device. A partial last pack is filled up with zeros.
+//   TO_OUTPUTS  (two_stage, not STAGED) the outputs lie in multicast memory at an offset that is the same on all ranks,
+//               and results are stored to the outputs, in one chunk. Otherwise results are stored to the staging
+//               memories, and each rank copies them to its output.
 // Staging memory, in chunks of `chunk_packs` packs (one_stage: of the tensor; two_stage: of every rank's range):
-//   one_stage STAGED   two halves of chunk packs, used alternately
-//   two_stage STAGED   ranks * chunk packs, grouped by owner: inputs, and then results in the same places
-//   two_stage          two halves of ranks * chunk packs of results, grouped by owner, used alternately; none with
-//                      TO_OUTPUTS
+//   one_stage STAGED   two halves, used alternately, of `chunk_packs` packs of inputs each
+//   two_stage STAGED   ranks * `chunk_packs` packs, grouped by owner: inputs, and then results in the same places
+//   two_stage          two halves, used alternately, of ranks * `chunk_packs` packs of results each, grouped by owner;
+//                      with TO_OUTPUTS no staging memory is used
 //
-// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, counts and chunk on every rank.
+// Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks. The grid, the number of elements and `chunk_packs` are the
+// same on every rank.
 //
-// Numerics. A load sums a pack in an unspecified order, with fp32 arithmetic, and rounds sums of 16-bit types. The
-// kernel adds +0.0f to the sum, applies the epilogue, and rounds once more, which without an epilogue changes only
-// NaNs. In two_stage each element is summed once, so all ranks have the same bits; in one_stage the bits of two ranks
-// may differ.
+// Numerics. A load sums a pack in an unspecified order, with fp32 arithmetic, and rounds the sum to the type of the
+// inputs. The kernel adds +0.0f to the sum, applies the epilogue, and rounds once more, which without an epilogue
+// changes only NaNs. In two_stage each element is summed once, so all ranks have the same bits; in one_stage the bits
+// of two ranks may differ.
 //
 // Memory ordering. Thread t of block b accesses only those bytes of a peer's memory that the peer's thread t of block b
-// accesses, or that no kernel accesses at the time. So the barrier between blocks of equal index (barrier.cuh) orders
-// all these accesses. Memory is accessed by its own address (copies to and from staging memory, and the previous and
-// the next kernel) and by a multicast address (sums, stores to all ranks). Two accesses by different addresses that
-// must be ordered have a barrier between them, and its fence.proxy.alias orders them:
+// accesses, or that no kernel accesses at the same time. So the barrier between blocks of equal index (barrier.cuh)
+// orders all these accesses. The same memory is accessed by its unicast address (copies to and from staging memory, and
+// the previous and the next kernel) and by a multicast address (sums, stores to all ranks). Between two accesses by
+// different addresses that must be ordered lies a barrier, and the barrier's fence.proxy.alias orders them:
 //   Inputs: written by earlier kernels of their ranks, which precede these ranks' arrival at the start barrier. The
-//   fence is needed there too: this kernel may be resident already when a kernel writes (on another device, or under
-//   programmatic dependent launch), and at its end the writes of that kernel become visible by other addresses only to
-//   kernels that begin later.
+//   start barrier needs the fence too. At the end of a kernel its writes become visible by other addresses only to
+//   kernels that begin later. But this kernel may be resident already when the earlier kernel writes (on another
+//   device, or under programmatic dependent launch).
 //   Inputs are free when the rank's kernel completes: peers have loaded from them before they arrive at the end barrier
-//   (one_stage) or at the barrier of the last chunk (two_stage), and this rank waits for them there. STAGED: no other
-//   rank reads them.
+//   (one_stage) or at the barrier of the last chunk (two_stage), and this rank waits for them at that barrier. STAGED:
+//   no other rank reads the inputs.
 //   Staged inputs: stores to a rank's own staging memory, barrier, loads by the multicast address.
 //   Results in staging memory: stores by the multicast address, barrier, loads from a rank's own staging memory.
-//   STAGED: results overwrite the inputs of the same pack by the same address, in the thread that has loaded the sum
-//   of the pack.
+//   STAGED: results overwrite the inputs of the same pack, by the same multicast address, in the thread that has loaded
+//   the sum of the pack.
 //   Results in outputs (TO_OUTPUTS): stores by the multicast address, after the start barrier and so after all
 //   accesses of earlier kernels, and before the barrier of results. So a rank's output is complete when its kernel
 //   completes.
 //   Staging memory that is written again, in one_stage and in two_stage without STAGED: a half is written again two
-//   chunks later, after the barrier of the chunk in between. Every rank arrives there after it has read the half. In
-//   two_stage with STAGED the copies of the next chunk overwrite the memory after the barrier of results, at which
-//   peers arrive after their loads and stores of that memory; this rank's thread has itself loaded, by the same
-//   address, the results that it copies to the output. The next chunk's results overwrite the memory after the barrier
-//   of that chunk's staged inputs.
+//   chunks later, after the barrier of the chunk in between. Every rank arrives at that barrier after it has read the
+//   half. In two_stage with STAGED the staged inputs of the next chunk overwrite the memory after the barrier of this
+//   chunk's results. Peers arrive at that barrier after their loads and stores of the memory. Results that this rank
+//   copies to its output were loaded, by the same unicast address, by the thread that overwrites them. The next chunk's
+//   results overwrite the memory after the barrier of that chunk's staged inputs.
 //   Across calls: a rank arrives at the start barrier after its previous call is complete, so staging memory is free
 //   after that barrier.
 //   In place (output = input), two_stage and STAGED calls are correct: an element is stored by the thread that has

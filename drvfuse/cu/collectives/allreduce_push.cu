@@ -4,20 +4,20 @@
 // Layout. The tensor is flat and contiguous, 16-byte aligned, and seen as packs of 16 bytes; with DRVFUSE_RAGGED the
 // last pack may be partial, and is sent whole. It is cut into rounds of `chunk_packs` packs, and a round into units of
 // one pack per thread of a block: block b processes units b, b + blocks, ... of every round. Without DRVFUSE_EXACT the
-// last unit of a round may have fewer packs.
+// last unit of a round may have fewer packs than the block has threads.
 //   push_one_shot  every rank sends each of its packs to every peer, and sums what it receives.
 //   push_two_shot  rank k owns units k, k + ranks, ... of a round. It receives and sums these, and sends the results to
-//                  every peer. A block sends DEPTH units ahead of the unit that it sums, and sums DEPTH units ahead of
-//                  the unit that it gathers.
+//                  every peer. In step i a block sends its unit i, sums its unit i - DEPTH and gathers the results of
+//                  its unit i - 2 * DEPTH.
 // DRVFUSE_MANY: the packs are those of several tensors (many.cuh).
 // Slots of a round, in packs. They follow the words of greet() (push.cuh):
 //   push_one_shot  [distance - 1][chunk_packs]
-//   push_two_shot  [distance - 1][owned units][threads] for inputs, then the same for results
+//   push_two_shot  [distance - 1][owned units][threads] for inputs, then an equally large array for results
 //
 // Grid. One dimension, the same on every rank, and no more blocks than the first round has units, since a block calls
 // join() when it has sent its first unit.
 //
-// Numerics. As in allreduce.cu: +0.0f plus ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
+// Numerics. As in allreduce.cu: +0.0f plus the inputs of ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
 //
 // Memory ordering. As push.cuh says. A thread sends, receives and clears packs of the same slots in every round: where
 // a call has several rounds, each sends chunk_packs packs, and the last one sends zeros beyond the end of the tensor.
@@ -186,9 +186,9 @@ __device__ __forceinline__ void two_shot(const Params& p, Pushing& push, Trace& 
 
 #endif
 
-// The minimum number of resident blocks per multiprocessor, on which plans rely, for blocks of 256 and of up to 128
-// threads. Kernels that do not compare calls are compiled with the bound for blocks of 256 threads, which also suffices
-// for the required number of small blocks.
+// The minimum number of resident blocks per multiprocessor, on which plans rely: LARGE_BLOCKS for blocks of 256
+// threads, SMALL_BLOCKS for blocks of up to 128. Kernels that do not compare calls are compiled with LARGE_BLOCKS. With
+// that bound the compiler uses so few registers that SMALL_BLOCKS blocks of 128 threads can be resident too.
 constexpr int MOST_THREADS = COMPARES ? DRVFUSE_MOST_THREADS : 256;
 constexpr int LARGE_BLOCKS = RANKS > 4 ? 2 : (RANKS > 2 ? 3 : 4) + (COMPARES && !DRVFUSE_TWO_SHOT);
 constexpr int SMALL_BLOCKS = RANKS <= 4 ? 8 : DRVFUSE_TWO_SHOT ? 5 : 6;

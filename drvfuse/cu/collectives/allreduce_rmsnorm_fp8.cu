@@ -3,8 +3,8 @@
 //
 // Layout. Tensors are [rows, columns], contiguous. A block works on one row at a time and holds it in registers: pack
 // i * threads + t (16 bytes of the input) belongs to thread t, i < DRVFUSE_PACKS. Without DRVFUSE_RAGGED tensors are
-// 16-byte aligned and `columns` is a multiple of the elements of a pack; with it, rows are read and written element by
-// element. Rows in the payload are always whole packs.
+// 16-byte aligned and `columns` is a multiple of the elements of a pack; with DRVFUSE_RAGGED rows are read and written
+// element by element. Rows in the payload are always whole packs.
 //   one_stage  every rank sums and normalises every row.
 //   two_stage  rank k owns a range of rows; the ranges differ by at most one row. Without residual the owner normalises
 //              and quantises, and the others gather its rows and scales. With residual every rank needs the rounded
@@ -14,34 +14,39 @@
 //   LOCAL      the sources lie on this device and are complete before the launch, so there is no barrier (algorithm
 //              "naive").
 //   NODES      (two_stage, not STAGED) the ranks are those of one node, and the sources are the partial sums of all
-//              nodes for this rank's rows (nodes.cuh). There is one chunk, and results take one half.
+//              nodes for this rank's rows (nodes.cuh). There is one chunk, and its results lie in one half of the
+//              payload.
 // The forms of the norm and of the quantisation are in norm_form.cuh. A row has one scale, or one for each of its
 // groups or heads, in their order.
 // Payload, in chunks of `chunk_rows`; an input row takes packs * 16 bytes; an output row takes packs * (bytes of an
-// output pack), rounded up to 16; a block of scales is rounded up to 16 bytes:
-//   one_stage staged   two halves of chunk input rows, used alternately
-//   two_stage direct   two halves of results, used alternately: chunk output rows, then chunk scales, then with normed
-//                      outputs chunk normed rows; with residual, chunk rows of residual_out. A normed row takes as many
-//                      bytes as an input row. A row of residual_out takes packs * (bytes of a pack of residual_out)
-//   two_stage staged   ranks * chunk input rows, grouped by owner; then results, as in one half above
+// output pack), rounded up to 16; the bytes of the scales of a chunk are rounded up to 16:
+//   one_stage staged   two halves, used alternately, of `chunk_rows` input rows each
+//   two_stage direct   (not STAGED) two halves, used alternately, of the results of `chunk_rows` rows each. Without
+//                      residual: output rows, then their scales, then with normed outputs the normed rows. With
+//                      residual: rows of residual_out. A normed row takes as many bytes as an input row. A row of
+//                      residual_out takes packs * (bytes of a pack of residual_out)
+//   two_stage staged   ranks * `chunk_rows` input rows, grouped by owner; then results, as in one half of two_stage
+//                      direct
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b processes rows b, b + blocks,
 // ... of each range or chunk. Threads: a multiple of 32 up to 512, at least ceil(packs of a row / DRVFUSE_PACKS).
 //
-// Numerics. x = +0.0f + rank 0 + ... + rank n-1 (NODES: nodes) (+ residual, rounded to its type: residual_out);
+// Numerics. x = +0.0f + the inputs of ranks 0 to n-1 (NODES: the sums of nodes 0 to n-1), in order; with a residual,
+// residual_out = x + residual, rounded to the residual's type, replaces x;
 // f = 1 / sqrt(sum(x^2) / columns + epsilon); y = (x * (gamma + weight_offset)) * f. IEEE operations, each rounded; the
 // order of sum(x^2) is in reduce.cuh. f > 0 and rounding is monotone, so max|y| is f * max|x * g| exactly, with
 // g = gamma + weight_offset, and one reduction gives both the sum and the maximum. LAYER: first x is replaced by
 // x - sum(x) / columns, which takes a reduction of its own. BETA: beta is added to y, and the maximum of the result
-// takes a third reduction. NORMED: y is also rounded to the input's type. Warps find the maxima of groups from y.
+// takes a third reduction. NORMED: y is also rounded to the input's type. If a row has a scale per group, warps compute
+// the maximum of each group from y.
 //
 // Memory ordering. As in allreduce.cu, with rows in place of packs and blocks in place of threads: block b reads from a
 // peer only data that the peer's block b wrote, or that was complete before the peer's kernel began, and the barrier
-// covers all threads of a block. For the reasons given there, inputs are free when the kernel completes, and halves of
-// the payload are free two chunks later. NODES: as in allreduce.cu. residual_output may be residual: a rank reads the
-// residual of a row (two_stage: only the row's owner does) before residual_out of that row is written by the same
-// thread, or by the same block after a barrier. gamma and beta may be read before the wait for the producer
-// (row_norm.cuh).
+// covers all threads of a block. For the reasons given in allreduce.cu, inputs are free when the kernel completes, and
+// halves of the payload are free two chunks later. NODES: as in allreduce.cu. residual_output may be the same array as
+// residual: a rank reads the residual of a row (two_stage: only the row's owner does) before residual_out of that row
+// is written by the same thread, or by the same block after a barrier. gamma and beta may be read before the wait for
+// the producer (row_norm.cuh).
 //
 // Failure. If a barrier gives up, the block skips the rest of the kernel, and outputs are undefined (barrier.cuh).
 #include "collectives/gather_rows.cuh"

@@ -2,36 +2,38 @@
 // All-reduce through multicast memory, optional residual addition, norm and optional FP8 quantisation by row, in one
 // kernel per rank: a row's owner loads the sums of all ranks, and stores its results to all ranks.
 //
-// Layout. Rows, packs and threads as in allreduce_rmsnorm_fp8.cu. Rank k owns a range of rows (balanced). Without
-// residual the owner normalises and quantises, and stores output and scale of a row to all ranks' staging memories,
-// from which each rank copies them. With residual it stores residual_out, and every rank normalises every row: the
-// same operations on the same bits.
-//   STAGED      the inputs do not lie in multicast memory at one offset, or rows are ragged: each rank first copies its
-//               input, chunk by chunk, into its staging memory, by that memory's own address.
-// Staging memory: ranks * `chunk_rows` slots of one row each, grouped by owner. Without STAGED there are two halves
-// with so many slots each, used alternately. A slot has whole packs. With STAGED it first holds an input row. Then it
-// holds the results in the same place, or after the input row where residual_out has more bytes. After these packs lie
-// the scales, if the owner stores any: a word for each scale, up to the next multiple of 16 bytes. After the scales lie
-// the packs of the normed row, if its owner stores it.
+// Layout. Rows, packs and threads as in allreduce_rmsnorm_fp8.cu. Rank k owns a range of rows; the ranges differ by at
+// most one row. Without residual the owner normalises and quantises, and stores output and scale of a row to all ranks'
+// staging memories, from which each rank copies them. With residual it stores residual_out, and every rank normalises
+// every row: the same operations on the same bits.
+//   STAGED      the inputs do not lie in multicast memory at an offset that is the same on all ranks, or a row is not a
+//               whole number of aligned packs: each rank first copies its input, chunk by chunk, into its staging
+//               memory. It stores to that memory's unicast address, the ordinary address on its own device.
+// Staging memory: ranks * `chunk_rows` slots of one row each, grouped by owner. Without STAGED there are two such sets
+// of ranks * `chunk_rows` slots, used alternately. A slot has whole packs. With STAGED a slot first holds an input row.
+// Then it holds the results in the same place, or after the input row if a row of residual_out has more bytes than an
+// input row. After these packs lie the scales, if the owner stores any: a word for each scale, up to the next multiple
+// of 16 bytes. After the scales lie the packs of the normed row, if its owner stores it.
 // A store to all ranks stores a pack of results: 16, 8 or 4 bytes. The threads of a warp store consecutive packs. The
-// type of the store instruction is f32, which every target has.
+// type of the store instruction is f32, which every target supports.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank; block b processes rows b, b + blocks,
 // ... of each chunk of each owner. Threads: a multiple of 32 up to 512, at least ceil(packs of a row / DRVFUSE_PACKS).
 //
-// Numerics. The sum is in an unspecified order, with fp32 arithmetic, and 16-bit types are rounded by the load;
-// x = +0.0f + sum (+ residual, rounded to its type: residual_out). Everything after x is as in
-// allreduce_rmsnorm_fp8.cu. A row is summed once, so all ranks have the same bits.
+// Numerics. The load adds in an unspecified order, with fp32 arithmetic, and rounds the sum to the type of the inputs.
+// x = +0.0f + sum; with a residual, residual_out = x + residual, rounded to the residual's type, replaces x. Everything
+// after x is as in allreduce_rmsnorm_fp8.cu. A row is summed once, so all ranks have the same bits.
 //
 // Memory ordering. As in allreduce_multimem.cu, two_stage without TO_OUTPUTS, with rows in place of packs and blocks in
 // place of threads: block b accesses only those bytes of a peer's memory that the peer's block b accesses, or that no
-// kernel accesses at the time, and the barrier covers all threads of a block. Results that overwrite a staged row must
-// follow all loads of its sums. So a row's results are stored after the block barrier of the row's reduction
-// (reduce.cuh). Rows of heads (norm_form.cuh) have no such reduction, so another block barrier precedes their results.
-// residual_out is stored by the thread that has loaded the sum at the same place. The next chunk's rows are staged in
-// slots from which any thread of the block may have copied results, so a block barrier precedes them. residual_output
-// may be residual: a row's owner reads its residual before the barrier, and residual_output is written after it, from
-// staging memory. gamma and beta are read after the wait for the producer.
+// kernel accesses at the same time, and the barrier covers all threads of a block. Results that overwrite a staged row
+// must follow all loads of its sums. So a row's results are stored after the block barrier of the row's reduction
+// (reduce.cuh). Rows of heads (norm_form.cuh) are not reduced over the block, so an additional block barrier precedes
+// their results. residual_out is stored by the thread that has loaded the sum at the same place. The next chunk's rows
+// are staged in slots from which any thread of the block may have copied results, so a block barrier precedes them.
+// residual_output may be the same array as residual: a row's owner reads the row's residual before the barrier of the
+// chunk's results, and every rank writes residual_output after that barrier, from staging memory. gamma and beta are
+// read after the wait for the producer.
 //
 // Failure. If a barrier gives up, the block skips the rest of the kernel, and outputs are undefined (barrier.cuh).
 #include "collectives/gather_rows.cuh"
@@ -45,8 +47,8 @@ struct FusedMultimemParams : FusedParams {
 
 constexpr bool SCALES = SCALED && !RESIDUAL;  // an owner stores scales to all ranks
 
-// Whether residual_out lies after the staged row in a slot. In the row's place it would overwrite packs that other
-// threads have not read yet, since it has more bytes.
+// Whether residual_out lies after the staged row in a slot. If its packs have more bytes than input packs, then in the
+// staged row's place it would overwrite packs that other threads have not read yet.
 constexpr bool BEHIND = STAGED && RESIDUAL && sizeof(Residual) > sizeof(In);
 
 // The offset of the results in a slot, in bytes.

@@ -8,27 +8,28 @@
 // c, c + clusters, ... of every round.
 //   push_one_shot  every rank sends each of its rows to every peer, and sums and normalises every row.
 //   push_two_shot  rank k owns rows k, k + ranks, ... of a round, which the others send to it. Without residual it
-//                  normalises and quantises them and sends results and scales; with residual it sends the rounded
-//                  residual_out, and every rank normalises every row: the same operations on the same bits. A cluster
-//                  sends DEPTH rows ahead of the row that it sums or gathers.
+//                  normalises and quantises them and sends results and scales. With residual it sends the rounded
+//                  residual_out, and every rank normalises every row: the same operations on the same bits. In step i a
+//                  cluster sends its row i to the row's owner, and sums its row i - DEPTH or, if another rank owns that
+//                  row, gathers its results.
 // Slots of a round. They follow the words of greet() (push.cuh). An input row and a normed row take packs * 16 bytes. A
 // row of results takes packs * the size of an output pack or, with residual, of a pack of residual_out. "owned rows" is
 // the number of rows of a round that a rank owns:
 //   push_one_shot  [distance - 1][chunk_rows]
-//   push_two_shot  [distance - 1][owned rows] for input rows; then likewise for normed rows, if the owner sends them,
-//                  for results, and for the scales of each row, in words of 4 bytes (scale_words.cuh)
+//   push_two_shot  four arrays, one after the other, each [distance - 1][owned rows]: input rows; normed rows, if the
+//                  owner sends them; results; the scales of each row, in words of 4 bytes (scale_words.cuh)
 //
 // Grid. One dimension, a multiple of the cluster, the same on every rank, and no more clusters than the first round has
 // rows, since a block calls join() when it has sent its first row. Threads: a multiple of 32 up to 1024.
 //
 // Numerics. As in allreduce_rmsnorm_fp8.cu. The order in which a row's squares are added depends only on its packs.
 //
-// Memory ordering. As push.cuh says. In every round a thread sends, receives and clears packs of rows with the same
-// indices. If a call has several rounds, all send equally many rows. The thread that has the first pack of a row, or of
-// the groups or heads whose scales share a word, sends and receives that word.
-// Inputs and residuals are read by their own rank alone. residual_output may be residual: a thread stores a pack after
-// it has read it, and in push_two_shot only the owner of a row reads its residual. gamma and beta may be read before
-// the wait for the producer (row_norm.cuh).
+// Memory ordering. As push.cuh says. A thread sends, receives and clears packs of rows with the same indices in every
+// round. If a call has several rounds, each round sends chunk_rows rows. A word of scales is sent and received by the
+// thread that has the first pack of the row or, with scales by group or head, of the word's groups or heads.
+// Inputs and residuals are read by their own rank alone. residual_output may be the same array as residual: a thread
+// stores a pack after it has read it, and in push_two_shot only the owner of a row reads its residual. gamma and beta
+// may be read before the wait for the producer (row_norm.cuh).
 //
 // Failure. As push.cuh says. Outputs are undefined after a failure. cluster_reduce.cuh says why no block exits while
 // another sends to it.

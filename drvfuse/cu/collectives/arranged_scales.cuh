@@ -2,12 +2,13 @@
 // Gathers scales in a layout in which the scales of a row are not contiguous: by column or in tiles
 // (common/quantise.cuh).
 //
-// The scales of a rank have this layout for the rank's own rows, and are sent without change. The receiving rank stores
-// each scale to its place among the scales of all rows, by words of 4 bytes. In tiles a word holds the scales of 4
-// groups of one row, in columns those of one group of one or four rows. Four words that are adjacent in the result
-// are stored at once. This is the usual case if the rank's rows begin at a whole tile, or at a multiple of 16 bytes
-// of a column. The last word of a column may end in padding, which is not stored, as the scales of another rank may
-// belong there. In tiles the padding after the last group is stored as 0.
+// A sending rank holds the scales of its own rows in this layout, as a tensor of those rows alone would have, and sends
+// them unchanged. The receiving rank stores each scale to its place among the scales of all rows, by words of 4 bytes.
+// In tiles a word holds the one-byte scales of 4 groups of one row. In columns a word holds scales of one group: one
+// float, or the one-byte scales of four rows. Four words that are adjacent and aligned in the result are stored at
+// once. This is the usual case if the sending rank's rows begin at a whole tile, or at a multiple of 16 bytes of a
+// column. The last word of a column may end in padding, which is not stored, as the scales of another rank may belong
+// in its place. In tiles the padding after the last group is stored as 0.
 #pragma once
 #include "common/bytes.cuh"
 #include "common/faults.cuh"

@@ -3,8 +3,8 @@
 // brought.
 //
 // Layout. After the bytes that a rank sends to its peer of another node, the exchange carries the rank's abort word,
-// to nodes_word(n) of the peer's workspace, where n is the rank's node. A word to which no exchange has written is 0
-// since the last reset.
+// to nodes_word(n) of the peer's workspace, where n is the rank's node. A word to which no exchange has written since
+// the last reset is 0.
 // Grid. One block of 32 threads; thread t checks nodes t, t + 32, ... The kernel is launched without PDL.
 // Why no failure is missed. A kernel gives up in one of two ways (workspace.cuh): it calls give_up(), which sets the
 // rank's abort word unless another thread of the rank does so; or it has read that the abort word is set. So when a

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// All-gather, broadcast and all-to-all between barriers: each rank's bytes are copied to other ranks, in one kernel per
+// All-gather, broadcast and all-to-all with barriers: each rank's bytes are copied to other ranks, in one kernel per
 // rank.
 //
 // Layout. As moves.cuh says. Pack j of the bytes that one rank sends to another belongs to thread j mod (blocks *
 // threads) of the grid, on both ranks.
 //   move_pull  every rank copies from its peers' inputs to its output.
 //   move_put   every rank copies from its input to its peers' outputs.
-//   DRVFUSE_STAGED: chunk by chunk the bytes go through a payload, with pull the sender's, with put the receiver's. A
-//   call of several ranks is staged if peers cannot access its inputs (pull) or outputs (put), if their accesses across
-//   the link would not be aligned to 16 bytes, or if it is in place and a peer would overwrite bytes that are still to
-//   be read. A put of arranged scales is always staged, as only their receiver can arrange them.
-//   DRVFUSE_SAME: a rank's bytes are the same for all peers, so with pull one staged copy serves all of them.
-// Payload, staged: two halves, used alternately. A half has slots of `chunk_packs` packs: one slot with DRVFUSE_SAME
-// and pull, otherwise one for each distance from 1 on.
+//   DRVFUSE_STAGED: chunk by chunk the bytes go through a payload: that of the sender in move_pull, that of the
+//   receiver in move_put. A call of several ranks is staged if peers cannot access its inputs (pull) or outputs (put),
+//   if their accesses across the link would not be aligned to 16 bytes, or if it is in place and a peer would overwrite
+//   bytes that are still to be read. A put of arranged scales is always staged, as only their receiver can arrange
+//   them.
+//   DRVFUSE_SAME: a rank's bytes are the same for all peers, so in move_pull one staged copy serves all peers.
+// Payload, staged: two halves, used alternately. A half has slots of `chunk_packs` packs: one slot in move_pull with
+// DRVFUSE_SAME, otherwise one for each distance from 1 on.
 // A rank begins with the peer at distance 1, so that not all ranks access the same rank at a time.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks; the grid, the table of moves and the chunk are the same on
@@ -21,15 +22,15 @@
 // Memory ordering. Thread t of block b accesses only those bytes of a peer's memory that the peer's thread t of block b
 // accesses, or that no kernel writes between the barriers. So the barrier between blocks of equal index (barrier.cuh)
 // orders all these accesses.
-//   Direct: at the start barrier all peers have completed the earlier work of their streams, so inputs are written and
-//   outputs are free. At the end barrier a rank's peers have read all of its input (pull) or written all of its output
-//   (put): each block has acquired what the peers' blocks of its index have released, and the end of the kernel makes
-//   that visible to later work in the stream. Inputs and outputs of one call overlap only in bytes that stay where
-//   they are.
+//   Without DRVFUSE_STAGED: at the start barrier all peers have completed the earlier work of their streams, so inputs
+//   are written and outputs are free. At the end barrier a rank's peers have read all of its input (pull) or written
+//   all of its output (put): each block has acquired what the peers' blocks of its index have released, and the end of
+//   the kernel makes these accesses visible to later work in the stream. Inputs and outputs of one call overlap only in
+//   bytes that stay where they are.
 //   Staged: a block writes to a half again two chunks later. Before that it passes the barrier of the chunk in between.
-//   The peers' blocks arrive there after they have read the half. Payloads are free after the start barrier of a call.
-//   No other rank reads an input or writes an output. In place, a thread has staged a pack before it stores a received
-//   pack in its place.
+//   The peers' blocks arrive at that barrier after they have read the half. Payloads are free after the start barrier
+//   of a call. No other rank reads an input or writes an output. In place, a thread has staged a pack before it stores
+//   a received pack in its place.
 //
 // Failure. If a barrier gives up, the block skips the rest of the kernel, and outputs are undefined (barrier.cuh).
 #include "collectives/move_copies.cuh"

@@ -15,9 +15,9 @@ __device__ __forceinline__ Team whole_grid() {
 }
 
 // Copies up to RUNS packs per lane. The packs of a lane are `stride` packs apart; the first is copied from `source` to
-// `target`, and packs from index `count` on are not copied. The function stops before the first pack index at which the
-// warp's packs are not a run (common/bytes.cuh) in both arrays. All loads are issued before the first store. Returns
-// the number of packs per lane that were copied. Called by whole warps.
+// `target`, and `count` is the number of packs from that pack to the end of the copy. The function stops before the
+// first pack index at which the warp's packs are not a run (common/bytes.cuh) in both arrays. All loads are issued
+// before the first store. Returns the number of packs per lane that were copied. Called by whole warps.
 template <int RUNS>
 __device__ __forceinline__ int copy_runs(const Spot& source, const Spot& target, i64 count, i64 stride) {
     if (!all_in_a_run(source) || !all_in_a_run(target) || source.address == target.address) return 0;

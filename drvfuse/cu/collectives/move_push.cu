@@ -5,12 +5,13 @@
 // Layout. As moves.cuh says. The packs of a pair of ranks are cut into rounds of `chunk_packs`, a multiple of the
 // block's threads, and a round into units of one pack per thread: block b processes units b, b + blocks, ... of every
 // round, for all peers at once. A pair with fewer packs than others sends keys and no packs in its last units. With
-// each unit a thread also copies one pack of the bytes that stay on its rank; if more packs stay than are sent, it
-// copies the others at the end.
+// each unit a thread also copies one pack of the bytes that stay on its rank; if more packs stay than are sent to a
+// peer, it copies the remaining ones at the end.
 // DRVFUSE_SAME: a rank's bytes are the same for all peers and for its own output (all-gather, broadcast), so they are
 // loaded once.
 //
-// Grid. One dimension, the same on every rank. Blocks without units copy bytes that stay and take part in the epoch.
+// Grid. One dimension, the same on every rank. Blocks without units copy bytes that stay and add their share to the
+// epoch (push.cuh).
 //
 // Memory ordering. As keys.cuh and push.cuh say. An input is read only by its own rank, so it is free when the rank's
 // kernel completes. In place: in an all-gather the input is the rank's own part of the output, so its bytes stay where

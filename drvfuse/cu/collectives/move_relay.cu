@@ -50,8 +50,8 @@ __device__ __forceinline__ void move_unit(const MovePushParams& p, Pushing& push
     }
 #pragma unroll
     for (int distance = 1; distance < RANKS; ++distance) {
-        // A relay now sends a key without bytes, to the root only. It sends to the other ranks after it has received
-        // the bytes for them.
+        // At this point a relay sends a key without bytes, to the root only. The relay sends to the other ranks later,
+        // when it has received the bytes for them.
         if (!relays || distance == RANKS - behind_root)
             send_to(push, unit.slots, distance, exists && distance == unit.relay, own[0]);
     }

@@ -8,31 +8,33 @@
 // rows may begin at any element and end in a partial pack; elements after the end count as +0, and take part in the
 // exchange. Pack j of a range belongs to thread j mod (blocks * threads) of the grid, on every rank of the node.
 //   STAGED   inputs that peers cannot read: each rank first copies its input to its payload, from offset `staging` on.
-//            Each owner's packs have an area there, as large as the largest range.
-//   DRVFUSE_MANY (STAGED)  the items are the packs of several tensors (many.cuh), which only their own rank reads.
+//            The staging memory has an area for the packs of each owner, as large as the largest range.
+//   DRVFUSE_MANY (STAGED)  the items are the packs of several tensors (many.cuh), which no peer reads.
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same on every rank of the node.
 //
-// Numerics. +0.0f, then the ranks of the node in their order, in fp32, which is not rounded.
+// Numerics. +0.0f, then the inputs of the ranks of the node, in their order and in fp32. The sum is stored as float32,
+// without a further rounding.
 //
-// Memory ordering. Thread t of block b reads from a peer only data that thread t of block b there wrote, or that was
-// complete before that peer's kernel began, so the barrier between blocks of equal index (barrier.cuh) orders all these
-// reads.
-//   Inputs: the start barrier orders the reads after the peers' earlier kernels. There is no barrier after them: the
-//   barrier of the call's second kernel, at which a rank arrives when this kernel is complete, frees the inputs. Until
-//   then a rank writes only its own part of its output, and no other rank reads that part of its input; so a call may
-//   be in place.
-//   Staging: written after the start barrier. A peer arrives there when its earlier kernels, and so their reads, are
-//   complete. Staging is read after the second barrier.
+// Memory ordering. Thread t of block b reads from a peer only data that the peer's thread t of block b wrote, or that
+// was complete before the peer's kernel began. So the barrier between blocks of equal index (barrier.cuh) orders the
+// reads after those writes.
+//   Inputs: the start barrier orders the reads after the peers' earlier kernels. No barrier follows the reads in this
+//   kernel. The inputs are free after the barrier of the call's second kernel, at which a rank arrives when this kernel
+//   is complete. Until then a rank writes only its own part of its output, and no other rank reads that part of its
+//   input; so a call may be in place.
+//   Staging: written after the start barrier. A peer arrives at the start barrier when its earlier kernels, and so
+//   their reads, are complete. Staging is read after the second barrier.
 //   Partial sums: written after the start barrier, as they may lie where peers read results or staging of an earlier
 //   call or chunk; then written and read on this device alone, by kernels and the exchange in the order of the
 //   stream.
 //
-// Failure. If a barrier gives up, the block skips the rest of the kernel (barrier.cuh). It clears its sums, so that
-// no kernel reads memory that was never written, and the status that follows the sums tells all nodes that the sums are
-// undefined (nodes.cuh). These stores, and those of the exchange, may come before the start barrier: a peer that still
-// runs an earlier call may then read wrong data, in a call whose own barriers have not failed (docs/nodes.md). The host
-// still watches the exchange (progress.cuh). The kernel after the exchange gives up at its own barrier.
+// Failure. If a barrier gives up, the block skips the rest of the kernel (barrier.cuh). The block clears its sums, so
+// that no kernel reads memory that was never written, and the status that follows the sums tells all nodes that the
+// sums are undefined (nodes.cuh). If the start barrier has given up, these stores, and those of the exchange, are made
+// although peers have not arrived at it: a peer that still runs an earlier call may then read wrong data, in a call
+// whose own barriers have not failed (docs/nodes.md). The host still watches the exchange (progress.cuh). The kernel
+// after the exchange gives up at its own barrier.
 #include "collectives/nodes.cuh"
 #include "collectives/ranges.cuh"
 #include "sync/barrier.cuh"

@@ -3,8 +3,8 @@
 // progress.cuh describes what these kernels report to the host.
 //
 // Partial sums are float32, in packs of as many elements as a pack of the input has. A rank's payload holds partial
-// sums of the part that the rank owns. There is one place for each node, and the places are `stride` bytes apart.
-// `node_sums` writes the sums of its own node, and the exchange writes those of the other nodes. With
+// sums of the part that the rank owns. The payload has one place for each node, and the places are `stride` bytes
+// apart. `node_sums` writes the sums of its own node, and the exchange writes those of the other nodes. With
 // node_order="engine" there is only one place: the exchange adds the sums of all nodes there.
 //
 // Status. The last 16 bytes of a place are float32 numbers too and take part in the exchange: the status of the sums
@@ -13,9 +13,9 @@
 // this rank was reading. With node_order="engine" the exchange adds the statuses: the sum is the number of nodes that
 // failed, as small integers are exact in float32. `check_statuses` reads the statuses after the exchange. If one is not
 // 0, `check_statuses` reports a failed exchange (kind EXCHANGE) and aborts the ranks of its own node.
-//   No launch writes both values. One thread of the last block that reaches Barrier::finish writes the status, and no
-//   block is the last one if a block has given up, since a block that has given up does not call Barrier::finish.
-//   Several blocks that have given up write 1.0f, by relaxed stores.
+//   No launch writes both 0.0f and 1.0f. One thread of the last block that reaches Barrier::finish writes the status,
+//   and if a block has given up, no block counts as the last one, since a block that has given up does not call
+//   Barrier::finish. Several blocks that have given up write 1.0f, by relaxed stores.
 //   The stores are complete before the exchange, and the exchange before the loads, in the order of the stream.
 #pragma once
 #include "collectives/kernel.cuh"

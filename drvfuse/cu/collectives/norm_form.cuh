@@ -7,11 +7,12 @@
 //                           the input's packs.
 //   DRVFUSE_GAMMA_DTYPE     the type of gamma and beta: the input's or float.
 //   DRVFUSE_LAYER           the mean is subtracted before the norm (LayerNorm). With DRVFUSE_BETA beta is added after
-//                           it.
+//                           the norm.
 //   DRVFUSE_NORMED          the normed rows are stored too, in the input's type.
 //   DRVFUSE_HEAD            if not 0, a row consists of heads of this number of columns, and each head is normed and
 //                           quantised by itself. 1, 2, 4, ... or 32 adjacent lanes hold the packs of a head.
-//   DRVFUSE_QUANT, _GROUP, _SCALES_LAYOUT  how rows are quantised (quantise.cuh). `given` there is `scale_ub` here.
+//   DRVFUSE_QUANT, _GROUP, _SCALES_LAYOUT  how rows are quantised (quantise.cuh). What quantise.cuh calls `given` is
+//                                          the parameter `scale_ub`.
 #pragma once
 #include "collectives/kernel.cuh"
 

@@ -2,8 +2,8 @@
 // How the host learns that an exchange between nodes takes too long.
 //
 // An exchange may wait without end, and no kernel of drvfuse runs meanwhile. So each rank has words in pinned host
-// memory, which the kernels before and after each exchange write, in replays of a graph too. While the first word of
-// a pair is ahead of the second, the rank is in an exchange.
+// memory, which the kernels before and after each exchange write, also in replays of a graph. The words form two pairs.
+// While the first word of a pair is greater than the second, the rank is in an exchange.
 //   begun, ended       for exchanges of partial sums: the last block of `node_sums` stores the new epoch to
 //                      `begun`, and the kernel after the exchange stores the same epoch, which it reads, to `ended`.
 //                      If `node_sums` gives up, the epoch does not change, but the exchange still takes place: then

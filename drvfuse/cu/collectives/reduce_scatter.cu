@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reduce-scatter: each rank gets its part of the sum of one tensor per rank, in one kernel per rank.
 //
-// Layout. The tensor is flat and contiguous, 16-byte aligned; scatter_parts.cuh has the parts. Pack j of a part
+// Layout. The tensor is flat and contiguous, 16-byte aligned; scatter_parts.cuh defines the parts. Pack j of a part
 // belongs to thread j mod (blocks * threads) of the grid, on every rank.
 //   direct  each rank loads its part from the peers' inputs.
 //   STAGED  inputs that peers cannot read: each rank first copies the parts that the others own, chunk by chunk, to its
-//           payload. The payload has two halves of ranks * chunk_packs packs, grouped by owner. The halves are used
-//           alternately.
+//           payload. The payload has two halves, used alternately, of ranks * chunk_packs packs each, grouped by owner.
 //   LOCAL   the sources lie on this device and are complete before the launch, so there is no barrier (algorithm
 //           "naive").
 //   NODES   (LOCAL) the sources are the partial sums of all nodes for this rank's part (nodes.cuh). Reduce-scatters
@@ -15,16 +14,16 @@
 //
 // Grid. One dimension, at most DRVFUSE_MAX_BLOCKS blocks, the same grid, parts and chunk on every rank.
 //
-// Numerics. As in allreduce.cu: +0.0f plus ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
+// Numerics. As in allreduce.cu: +0.0f plus the inputs of ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
 //
 // Memory ordering. As for one_stage in allreduce.cu, except that a thread sums packs of its rank's part instead of
-// packs of the whole tensor. All reads are between the same barriers as there.
+// packs of the whole tensor. The barriers are those of one_stage, and the reads lie between the same two of them.
 //   Inputs: the start barrier orders the reads after the peers' earlier kernels. Direct: peers have read this rank's
-//   input before they arrive at the end barrier, and this rank waits for them there; so its input is free when its
-//   kernel completes. Staged: no other rank reads the input.
+//   input before they arrive at the end barrier, and this rank waits for them at that barrier; so its input is free
+//   when its kernel completes. Staged: no other rank reads the input.
 //   Payload halves: thread t of block b stages what thread t of block b of the owner reads, and the barrier between
-//   blocks of equal index separates the two accesses. A half is written again two chunks later, after the barrier of
-//   the chunk in between. The peers' blocks arrive there after they have read the half.
+//   blocks of equal index orders the read after the store. A half is written again two chunks later, after the barrier
+//   of the chunk in between. The peers' blocks arrive at that barrier after they have read the half.
 //   In place (the output is this rank's part of its input): no other rank reads that part, and the last thread that
 //   reads an element of it is the thread that writes it.
 //

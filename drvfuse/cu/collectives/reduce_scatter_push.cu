@@ -2,11 +2,11 @@
 // Reduce-scatter by pushing: each rank sends the parts of its tensor to their owners, in one kernel per rank, without a
 // barrier.
 //
-// Layout. The tensor is flat and contiguous, 16-byte aligned; scatter_parts.cuh has the parts. They are cut into
-// rounds of `chunk_packs` packs of every part, and a round into units of one pack of every part per thread of a
-// block: block b does units b, b + blocks, ... of every round. For a pack index j of a unit, a thread sends pack j of
+// Layout. The tensor is flat and contiguous, 16-byte aligned; scatter_parts.cuh defines the parts. They are cut into
+// rounds of `chunk_packs` packs of every part, and a round into units of one pack of every part per thread of a block:
+// block b processes units b, b + blocks, ... of every round. For a pack index j of a unit, a thread sends pack j of
 // each peer's part to that peer, and sums pack j of its own rank's part over its own input and the packs from the
-// peers. A block sends DEPTH units ahead of the unit that it sums. Slots of a round, in packs: [distance -
+// peers. In step i a block sends its unit i, and sums its unit i - DEPTH. Slots of a round, in packs: [distance -
 // 1][chunk_packs]. They follow the words of greet() (push.cuh).
 //
 // What is sent. A call of one round sends the packs of each part. For an empty part it sends one pack of zeros, which
@@ -17,7 +17,7 @@
 // Grid. One dimension, the same on every rank, and no more blocks than the first round of the largest part has units,
 // since a block calls join() when it has sent its first unit.
 //
-// Numerics. As in allreduce.cu: +0.0f plus ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
+// Numerics. As in allreduce.cu: +0.0f plus the inputs of ranks 0 to n-1 in fp32, then the epilogue, then one rounding.
 //
 // Memory ordering. As for push_one_shot in allreduce_push.cu. Where a call has several rounds, thread t of block b
 // receives in every round, for each pack that it sends to a peer, a pack from thread t of block b of that peer. In a
@@ -42,7 +42,8 @@ __device__ __forceinline__ i64 sent_packs(const ScatterPushParams& p, const Part
     return part.packs() > 0 || FAULT("scatter-empty-part-not-told") ? part.packs() : 1;
 }
 
-// One thread's pack of a unit: its index in the round, and its index in each part. Short parts do not have this pack.
+// One thread's pack of a unit: its index in the round, and its index in each part. A part that is shorter than others
+// may have no pack with this index.
 struct Place {
     i64 in_round;
     i64 index;
@@ -99,8 +100,8 @@ __device__ __forceinline__ void reduce(const ScatterPushParams& p, Pushing& push
     trace.lap(TraceRole::store);
 }
 
-// The minimum number of resident blocks per multiprocessor, on which plans rely, for blocks of 256 and of up to 128
-// threads.
+// The minimum number of resident blocks per multiprocessor, on which plans rely: LARGE_BLOCKS for blocks of 256
+// threads, SMALL_BLOCKS for blocks of up to 128.
 constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
 constexpr int LARGE_BLOCKS = RANKS > 4 ? 2 : RANKS > 2 ? 3 : 4;
 constexpr int SMALL_BLOCKS = RANKS > 4 ? 4 : RANKS > 2 ? 6 : 8;

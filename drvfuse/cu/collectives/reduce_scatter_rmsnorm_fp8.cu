@@ -19,9 +19,9 @@
 // Numerics. As in allreduce_rmsnorm_fp8.cu. The order in which a row's squares are added depends only on its packs.
 //
 // Memory ordering. As in reduce_scatter.cu, with rows in place of packs: block b stages what block b of the owner
-// reads, and the barrier between blocks of equal index orders the two. A rank alone reads its residuals;
-// residual_output may be residual, as a thread stores a pack after it has read it. gamma and beta may be read before
-// the wait for the producer (row_norm.cuh).
+// reads, and the barrier between blocks of equal index orders the read after the store. No other rank reads a rank's
+// residuals. residual_output may be the same array as residual, as a thread stores a pack after it has read it. gamma
+// and beta may be read before the wait for the producer (row_norm.cuh).
 //
 // Failure. If a barrier gives up, the block skips the rest of the kernel, and outputs are undefined (barrier.cuh).
 #include "collectives/nodes.cuh"

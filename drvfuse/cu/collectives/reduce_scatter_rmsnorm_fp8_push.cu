@@ -18,8 +18,9 @@
 // Numerics. As in allreduce_rmsnorm_fp8.cu. The order in which a row's squares are added depends only on its packs.
 //
 // Memory ordering. As in reduce_scatter_push.cu: a thread sends, receives and clears packs of the same rows in every
-// round. Inputs and residuals are read by their own rank alone. residual_output may be residual: a thread stores a pack
-// after it has read it. gamma and beta may be read before the wait for the producer (row_norm.cuh).
+// round. Inputs and residuals are read by their own rank alone. residual_output may be the same array as residual: a
+// thread stores a pack after it has read it. gamma and beta may be read before the wait for the producer
+// (row_norm.cuh).
 //
 // Failure. As push.cuh says. Outputs are undefined after a failure. cluster_reduce.cuh says why no block exits while
 // another sends to it.

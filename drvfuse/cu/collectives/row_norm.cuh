@@ -33,9 +33,9 @@ public:
     __device__ __forceinline__ void expect() { scratch_.expect(done_, PACKS); }
 
     // Normalises and quantises x. Calls store(index, pack) with the output, and with NORMED store_normed(index, pack)
-    // with the normed row. One thread calls store_scale(group, scale) for each scale. With GROUPED, before a warp
-    // calls these functions for its packs, all its lanes call meet(exists, pack, scale), also lanes whose pack does
-    // not exist. Called by all threads.
+    // with the normed row. One thread calls store_scale(group, scale) for each scale. With GROUPED a warp processes its
+    // lanes' packs of one index i together: first all its lanes call meet(exists, pack, scale), also lanes whose pack
+    // does not exist; then the lanes call store and store_scale. Called by all threads.
     template <typename Store, typename StoreScale, typename StoreNormed, typename Meet = NoMeeting>
     __device__ __forceinline__ void normalise(float (&x)[PACKS][W], const Store& store, const StoreScale& store_scale,
                                               const StoreNormed& store_normed, const Meet& meet = {}) {
@@ -54,7 +54,7 @@ public:
                 for (int k = 0; k < W; ++k) {
                     squares[i] = __fadd_rn(squares[i], __fmul_rn(x[i][k], x[i][k]));
                     x[i][k] = __fmul_rn(x[i][k], __fadd_rn(g[k], p_.weight_offset));
-                    // The padding of a ragged row is left out: there x is 0, and 0 * infinity would be NaN.
+                    // The padding after the row's last element is left out: its x is 0, and 0 * infinity would be NaN.
                     if (!RAGGED || index(i) * W + k < p_.columns) maximum = max(maximum, magnitude_bits(x[i][k]));
                 }
             }
@@ -167,7 +167,7 @@ private:
         trace_.lap(TraceRole::store);
     }
 
-    // Subtracts the row's mean from x; the padding of a ragged row stays 0.
+    // Subtracts the row's mean from x; the padding after the row's last element stays 0.
     __device__ __forceinline__ void subtract_mean(float (&x)[PACKS][W]) {
         float sums[PACKS];
 #pragma unroll

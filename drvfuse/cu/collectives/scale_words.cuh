@@ -15,9 +15,9 @@
 //          (The FP4 codes of a pack of float32 inputs take half a word, and need no key.)
 //
 // Memory ordering. A word of scales is an ordinary word of the push protocol. The lane that holds the first pack of the
-// word's first group sends it. The lane of the same index in the receiver receives and clears it, in one wait with its
-// codes. All lanes of a warp leave a wait together, after every lane has received its words. Then a shuffle brings the
-// word to the lanes of its groups.
+// word's first group sends it. In the receiver the lane of the same index receives the word and clears its slot, in the
+// same wait as for the lane's codes. All lanes of a warp leave a wait together, after every lane has received its
+// words. Then a shuffle brings the word to the lanes of its groups.
 #pragma once
 #include "collectives/norm_form.cuh"
 #include "sync/push.cuh"
@@ -44,8 +44,8 @@ __device__ __forceinline__ constexpr u32 e8m0_offset() { return FAULT("scales-wi
 // The position of this lane's scale in its word, in bits.
 __device__ __forceinline__ u32 place_in_word() { return threadIdx.x % WORD_LANES / LANES * 8; }
 
-// Returns the word that holds the scale of this lane's group, for scales of one byte. `exists`: the lane has a pack,
-// `pack`. Called by whole warps.
+// Returns the word that holds the scale of this lane's group, for scales of one byte, and the key for the codes of that
+// word's groups. `exists`: the lane has a pack, `pack`. Called by whole warps.
 __device__ __forceinline__ ScaleWord scale_word(bool exists, const OutPack& pack, float scale) {
     const u32 byte = (bits_of<Scale>(scale) + (FP4 ? 0 : e8m0_offset())) & 0xff;
     ScaleWord sent = {byte << place_in_word(), 0};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rows of push_two_shot in the fused all-reduce: a row's owner sums and normalises it, and the others gather the
-// results. allreduce_rmsnorm_fp8_push.cu has the layout and the memory ordering.
+// results. allreduce_rmsnorm_fp8_push.cu describes the layout and the memory ordering.
 #pragma once
 #include "collectives/push_rows.cuh"
 #include "collectives/row_place.cuh"

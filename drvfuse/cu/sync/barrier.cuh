@@ -1,22 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // The barrier between the blocks of the same index on all ranks, its time-out, and what follows the time-out.
 //
-// State in each rank's workspace: `epoch` is the number of barriers of all earlier calls. Only `peer` writes
-// flags[block][peer]: the ordinal of the last barrier at which its block has arrived. Ordinals are epoch + 1, epoch +
-// 2, ... and never decrease, so nothing is reset between calls, the grid may differ from call to call, and a graph
-// replays unchanged.
+// State in each rank's workspace: `epoch` counts the barriers of all earlier calls, and earlier push calls with an odd
+// number of rounds (push.cuh). Only `peer` writes flags[block][peer]: the ordinal of the last barrier at which the
+// peer's block of that index has arrived. The barriers of a call have the ordinals epoch + 1, epoch + 2, ... Ordinals
+// never decrease, so nothing is reset between calls, the grid may differ from call to call, and a graph replays
+// unchanged.
 //
 // Ordering. Thread t < ranks releases (st.release.sys) the ordinal into peer t's flag and acquires (ld.acquire.sys) its
 // own flag of peer t. `publish` adds a block barrier before the release. By cumulativity all earlier accesses of all
 // threads of this block (stores for peers, loads of memory that peers will overwrite) then happen before the release.
 // The block barrier after the acquire orders the peers' writes before the later accesses of every thread of the block.
-// Together: everything that the paired blocks did before their arrival happens before everything that this block does
-// afterwards. A start barrier needs no `publish`, since it guards accesses of earlier kernels of the stream.
+// Together: everything that the blocks of the same index did on all ranks before their arrival happens before
+// everything that this block does after the barrier. A start barrier needs no `publish`, since it guards accesses of
+// earlier kernels of the stream.
 //
-// Aliases. With Aliases the ranks' kernels access memory by its own address and by a multicast address. Of two such
-// accesses one happens before the other only if there is a fence.proxy.alias on the path between them. Every path
-// across a barrier passes a thread that releases a flag, so these threads execute the fence directly before the
-// release: after the block barrier of `publish`, or, at a start barrier, after the wait for the producer.
+// Aliases. With Aliases the ranks' kernels access the same memory by its unicast address (the ordinary address on its
+// own device) and by a multicast address. Of two such accesses one happens before the other only if there is a
+// fence.proxy.alias on the path between them. Every path across a barrier passes a thread that releases a flag, so
+// these threads execute the fence directly before the release: after the block barrier of `publish`, or, at a start
+// barrier, after the wait for the producer.
 //
 // Progress needs the blocks of the same index on all ranks to be resident together; devices place blocks in index
 // order.
@@ -53,9 +56,9 @@ public:
         calls_.start();
     }
 
-    // Arrives at the next barrier and waits there. `publish`: the barrier also orders this block's earlier accesses in
-    // this kernel. Called by all threads of the block. Returns false to all of them if the call is aborted; then the
-    // peers may not have arrived.
+    // Arrives at the next barrier and waits for the peers' blocks of the same index. `publish`: the barrier also orders
+    // this block's earlier accesses in this kernel. Called by all threads of the block. Returns false to all of them if
+    // the call is aborted; then the peers may not have arrived.
     __device__ __forceinline__ bool arrive_and_wait(bool publish) {
         const bool unordered = FAULT("no-block-barrier-before-release") ||
                                (FAULT("no-block-barrier-before-even-releases") && ordinal_ % 2 == 1);

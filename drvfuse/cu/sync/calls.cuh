@@ -12,29 +12,31 @@
 //   call_word(g, p)  the word that rank p has sent for its last call of generation g, which is the number modulo 2.
 //                    Only p writes it.
 //
-// Steps. They are the same in every kernel whose blocks wait for peers, and in the kernel that only compares
-// (check_call.cu), for all grids, clusters and types. Thread p < ranks of block 0 takes them for rank p.
-//   start   After the wait for the producer it loads the number, and adds one.
-//   tell    It stores the number, and sends the word to rank p, before any wait for a peer. It does so also if the
-//           abort word is set, since ranks would number their calls differently otherwise.
-//   listen  In each poll of a wait for data or flags it also loads rank p's word. The first wait of a push call
-//           (push.cuh), and each barrier after the start barrier (barrier.cuh), end only when this is the expected
-//           word.
-//   differs Once in 32 polls it tests whether rank p's word has the expected number and is not the expected word. Then
-//           it writes a report of kind CALL, with its own word and the peer's, and aborts all ranks.
+// Steps. They are the same in every kernel whose blocks wait for peers, and in the kernel that only compares calls
+// (check_call.cu), for all grids, clusters and types. Thread p < ranks of block 0 takes these steps for rank p.
+//   start   After the wait for the producer the thread loads the number, and adds one.
+//   tell    The thread stores the number, and sends the word to rank p, before any wait for a peer. This step is taken
+//           also if the abort word is set, since ranks would number their calls differently otherwise.
+//   listen  In each poll of a wait for data or flags the thread also loads rank p's word. The first wait of a push call
+//           (push.cuh), and each barrier after the start barrier (barrier.cuh), end only when rank p's word is the
+//           expected word: the word that this rank has sent.
+//   differs Once in 32 polls the thread tests whether rank p's word has the expected number and is not the expected
+//           word. If so, the thread writes a report of kind CALL, with its own word and the peer's, and aborts all
+//           ranks.
 //
 // Why no difference is missed. A kernel with a hash has a wait for the words in its block 0: in push calls every thread
 // of block 0 receives for the block's first unit or row, and in pull calls at least one barrier follows the start
-// barrier. So unless it is aborted, no call ends on a rank before each thread p has read the expected word. The thread
-// that waits for a word detects that it differs. Other threads that hang cannot stop it, since it is in the same wait
-// or reaches it: in a push call block 0 waits for nothing before its first wait. In a pull call thread p may hang in
-// the start barrier, if rank p makes a push call, and it listens there. If only other blocks of a kernel hang, block 0
-// reaches its barriers. A rank that makes no call with this number is missing, and the time-out reports it.
+// barrier. So a call that is not aborted ends on a rank only after each thread p has read the expected word. The thread
+// that waits for a word detects that the word differs. Threads that hang because calls differ cannot keep it from this:
+// in a push call block 0 waits for nothing before the wait in which it listens. In a pull call thread p may hang in the
+// start barrier, if rank p makes a push call; but the thread listens in that barrier too. If only other blocks of a
+// kernel hang, block 0 reaches its barriers. A rank that makes no call with this number is missing, and the time-out
+// reports it.
 //
 // Why equal calls are never reported as different. A word is one access of 64 bits, so its number and its hash belong
 // to one call. A thread compares two words only if the low 16 bits of their numbers are equal, which holds for one call
 // in 65536, and only words of one generation. By the argument below the word that the thread reads is at most two calls
-// old, or was never written. In that case it is 0, which has the number of call 65536.
+// old, or was never written. A word that was never written is 0, which has the number of call 65536.
 //
 // Why two generations suffice. Let rank A be in its call n. Rank B overwrites its word of call n by that of n + 2 when
 // its call n + 1 has ended, so after it has read A's word of n + 1. A stores that word after its call n has ended, with
@@ -47,19 +49,19 @@
 // case. A reset zeroes words and numbers of all ranks while no kernel of the group runs on any of them.
 //
 // Memory ordering. A word carries its own readiness and guards nothing else, so all accesses are relaxed: those to
-// words at system scope, those to numbers at GPU scope. The only order that is needed is that of the argument above,
-// from A's loads of a word to B's store that overwrites it: A's load; the end of A's kernel n; A's store of the word of
-// n + 1; B's load of that word; the end of B's kernel n + 1; B's store. The end of a kernel releases and acquires at
-// system scope, also for a dependent launch, whose accesses follow griddepcontrol.wait. Stream order or events order a
-// rank's calls.
+// words at system scope, those to numbers at GPU scope. The only order that is needed is the one in the argument for
+// two generations, from A's loads of a word to B's store that overwrites it: A's load; the end of A's kernel n; A's
+// store of the word of n + 1; B's load of that word; the end of B's kernel n + 1; B's store. The end of a kernel
+// releases and acquires at system scope, also for a dependent launch, whose accesses follow griddepcontrol.wait. Stream
+// order or events order a rank's calls.
 //
 // Progress. A rank sends its words before it waits for any peer, by the block that is placed first.
 //
-// Cost. Kernels of groups that never compare, since all ranks are in one process, are compiled without this code. In
-// other kernels a call without a hash executes one more test at its start, and in each poll a load whose predicate is
-// false in all threads. With a hash, block 0 has one more load of its own memory in flight in each poll. In a push call
-// the words are sent before the data, so they arrive first. In a pull call they are sent after the flags of the start
-// barrier, whose release would wait for them otherwise.
+// Cost. Kernels of groups that never compare calls on the device, since all ranks are in one process, are compiled
+// without this code. In other kernels a call without a hash executes one more test at its start, and in each poll a
+// load whose predicate is false in all threads. With a hash, block 0 has one more load of its own memory in flight in
+// each poll. In a push call the words are sent before the data, so they arrive first. In a pull call the words are sent
+// after the flags of the start barrier: the release of these flags would otherwise wait for the words.
 #pragma once
 #include "common/faults.cuh"
 #include "ptx/ordered.cuh"

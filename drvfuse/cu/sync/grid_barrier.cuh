@@ -19,10 +19,11 @@ struct GridWorkspace {
     u64 slots[MAX_GRID];
 };
 
-// Passes the barrier. The caller constructs `use` at the kernel's start, and this function finishes it. The shared word
-// `*shared_maximum` is the maximum of the values that threads of the block have stored in it before the call, or 0.
-// Afterwards the word has the maximum over the grid (as u32), and all earlier writes of all blocks to global memory are
-// visible to all threads. Returns false to all threads of the block if a block did not arrive.
+// Passes the barrier. The caller constructs `use` at the kernel's start, with `wanted` false in a grid of one block.
+// This function calls use.finish() when all blocks have arrived. The shared word `*shared_maximum` is the maximum of
+// the values that threads of the block have stored in it before the call, or 0. Afterwards the word has the maximum
+// over the grid (as u32), and all earlier writes of all blocks to global memory are visible to all threads. Returns
+// false to all threads of the block if a block did not arrive in time, or if an earlier launch gave up.
 __device__ __forceinline__ bool grid_maximum(const Scratch& scratch, ScratchUse& use, u32* shared_maximum) {
     __syncthreads();
     if (gridDim.x == 1) return true;

@@ -4,14 +4,14 @@
 // A warp sends one pack of four words per lane to a peer, and one more word, the key. Each word is sent as `word ^
 // key`. A key is valid if it is not equal to ~word for any of the words: then no word that is sent is ABSENT. The key
 // itself is a small number, so it is not ABSENT either. The warp has at most 128 words, so one of the numbers 0 to 128
-// is valid; it takes the smallest. Usually no word is ABSENT, and one vote shows that the key is 0. The receiver
-// computes word ^ key again, and so gets the original bytes. 516 bytes are sent for 512.
+// is valid; the smallest valid number is the key. Usually no word is ABSENT, and one vote shows that the key is 0. The
+// receiver computes word ^ key again, and so gets the original bytes. 516 bytes are sent for 512.
 //
 // The first lane sends the key, also if the warp has no bytes for a peer. So in every unit of every round each warp
 // receives a word from the warp of the same index of every peer, whatever bytes move. push.cuh requires this for two
 // reasons. In each call a rank must receive a word from every peer. In a call of several rounds, a sender must have
-// received a word that the receiver sent after it had cleared its slots. The argument there is about threads; here it
-// is about warps:
+// received a word that the receiver sent after it had cleared its slots. The argument in push.cuh is about threads; the
+// same argument for warps is:
 //   In `receive` the warp executes __syncwarp() after all lanes have cleared the slots of their packs; then the first
 //   lane clears the slots of the keys, which all lanes have read. So all these clears come before the first lane's
 //   fence between rounds, and before its next key. Every lane of the peer's warp polls that key itself, and executes a
@@ -50,9 +50,10 @@ class KeyedPush : public Push<Ranks, false, false, false> {
 public:
     using Base::Base;
 
-    // Waits for K packs, which peers have sent to addresses `stride` bytes apart, and clears them. Pack k comes from
-    // the rank k + 1 ranks before this one. Only packs that are `wanted` are read. The same wait reads the key of each
-    // peer, at addresses `key_stride` bytes apart; every peer sends a key for the whole warp. Called by all 32 lanes.
+    // Waits for K packs, which peers have sent to addresses `stride` bytes apart, and clears their slots. Pack k comes
+    // from the rank k + 1 ranks before this one. Only packs that are `wanted` are read. The same wait reads the key of
+    // each peer, at addresses `key_stride` bytes apart; every peer sends a key for the whole warp. Called by all 32
+    // lanes.
     template <int K>
     __device__ __forceinline__ void receive(u32 (&words)[K][4], const bool (&wanted)[K], u32 offset, u32 stride,
                                             u32 (&keys)[K][1], u32 key_offset, u32 key_stride, WaitKind kind = PUSH) {

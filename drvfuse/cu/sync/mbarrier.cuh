@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Barrier objects in shared memory (mbarrier), for the threads of one block, and bulk copies that complete on them.
 //
-// A phase ends when there were as many arrivals as the argument of init(), and all bytes that they announced were
-// copied. A waiter passes the parity of the phase that it waits for, 0 for the first. After the wait it sees everything
-// that threads wrote before they arrived, and everything that was copied.
+// A phase ends when arrive() and expect() have been called as often as the argument of init() says, and all bytes
+// announced by expect() were copied. A waiter passes the parity of the phase that it waits for, 0 for the first. After
+// the wait it sees everything that threads wrote before they arrived, and everything that was copied.
 #pragma once
 #include "ptx/mbarrier.cuh"
 
@@ -25,7 +25,8 @@ public:
     __device__ __forceinline__ void expect(u32 bytes) { ptx::mbarrier_arrive_expecting(address(), bytes); }
 
     // Copies `bytes` of global memory to shared memory; all three arguments are multiples of 16. The bytes must be
-    // announced by expect(). An H200 copies a quarter slower to addresses in shared memory that are no multiple of 128.
+    // announced by expect(). To addresses in shared memory that are no multiple of 128 an H200 copies a quarter slower
+    // than to multiples of 128.
     __device__ __forceinline__ void copy(u32 to, const void* from, u32 bytes) {
         ptx::copy_bulk(to, from, bytes, address());
     }

@@ -3,17 +3,18 @@
 //
 // Slots. Each rank has two halves of slots in its workspace. Rounds use the halves alternately. A call has one round,
 // or several if its tensor is larger than a half. Between calls every 4-byte word of both halves is ABSENT. A sender
-// stores any other word. The receiver polls until none of the words that it wants is ABSENT, takes them, and stores
-// ABSENT again. An input word that is equal to ABSENT, which consists of NaNs in every type, is sent as other NaNs:
-// results are the same, since NaN results are canonical. Rounded results, FP8 codes and scales are never ABSENT, since
-// their NaNs are canonical. Slots are numbered by distance: words from rank r lie at distance d in the slots of rank (r
-// + d) mod ranks. So every offset is the same on every rank, and polls need no rank numbers.
+// stores words that are not ABSENT. The receiver polls until none of the words that it wants is ABSENT, takes these
+// words, and stores ABSENT in their slots again. An input word that is equal to ABSENT consists of NaNs in every type.
+// It is sent as a word of other NaNs: the results are the same, since NaN results are canonical. Rounded results, FP8
+// codes and scales are never ABSENT, since their NaNs are canonical. Slots are numbered by distance: words from rank r
+// lie at distance d in the slots of rank (r + d) mod ranks. So every offset is the same on every rank, and polls need
+// no rank numbers.
 //
 // Halves. The parity of the epoch selects the half of the first round. A call advances the epoch by one if the number
-// of its rounds is odd. Otherwise it leaves the epoch, since the next call then begins with the same half. Every warp
-// of the grid reads the epoch at its start. Later the warp, or its block after a barrier, adds its share of EPOCH_UNIT,
-// so the epoch cannot advance before the last warp has read it. (If one thread added EPOCH_UNIT, a late warp could read
-// the next epoch.)
+// of its rounds is odd. If that number is even, the call leaves the epoch unchanged, since the next call then begins
+// with the same half. Every warp of the grid reads the epoch at its start. Later the warp, or its block after a
+// barrier, adds its share of EPOCH_UNIT, so the epoch cannot advance before the last warp has read it. (If one thread
+// added all of EPOCH_UNIT, a late warp could read the next epoch.)
 //
 // Memory ordering. Words are stored and polled by relaxed accesses at system scope; each word guards only itself. One
 // order is needed: a slot may be stored again, two rounds later, only after its receiver has stored ABSENT in it.
@@ -24,23 +25,25 @@
 //   A call's second round uses the same half as the last round of the previous call. In the second round a thread sends
 //   words to a peer only after it has received words of that peer's first round. The peer began that round after it had
 //   completed the previous call.
-//   Between rounds. In every round a thread sends to, receives from and clears for the threads of the same index in the
-//   blocks of the same index. In round r + 1 A's thread receives words that B's thread has sent after it had cleared
-//   its slots of round r. `next_round` executes a fence in between: with the relaxed words this is a release and an
-//   acquire pattern. The last of several rounds sends as many words as the others, even if little of the tensor is
-//   left. Otherwise the clears of the last round but one would be ordered before nothing, and the first round of the
-//   next call uses those slots.
+//   Between rounds. In every round a thread exchanges words only with the threads of the same index in the peers'
+//   blocks of the same index, and clears the slots of the words that it has received. In round r + 1 the thread of rank
+//   A receives words that the thread of rank B has sent after B's thread had cleared its slots of round r. Between
+//   these clears and these words B's thread executes the fence of `next_round`: with the relaxed words this is a
+//   release and an acquire pattern. The last of several rounds sends as many words as the other rounds, even if little
+//   of the tensor is left. Otherwise no word would be sent after some of the clears of the last round but one, and the
+//   first round of the next call uses those slots.
 //   After several rounds. In the next call any thread of any rank may use the slots of the last round but one. So in
-//   that round the clears of all threads of all peers must happen before the end of rank A's call. By push_one_shot
-//   they do: in the last round A's thread receives words of the thread of the same index of every peer. By
-//   push_two_shot this is not enough. If rank C owns all work of block b, A's thread of that block receives words of C
-//   alone. B clears, executes a fence and sends a word to C; then C sends its result to A. C's result depends on B's
-//   word, but in PTX a data dependence orders nothing, and C's fence of the round precedes both. So B's clear could
-//   overwrite a word that A sends in the next call. With `Relays` a thread therefore executes another fence in the last
-//   round (`relay`). It lies between the first pieces that the thread has received as owner, one from each peer, and
-//   the thread's first result. C's poll and this fence acquire, this fence and C's result release, and A's poll and the
-//   end of A's kernel acquire. With two ranks there is no third rank. After a call of one round, only the call after
-//   the next uses the round's slots again.
+//   that round the clears of all threads of all peers must happen before the end of rank A's call. In push_one_shot
+//   they do: in the last round A's thread receives words of the thread of the same index of every peer. In
+//   push_two_shot A's thread may receive words of one peer only. If rank C owns all work of block b, A's thread of that
+//   block receives words of C alone. B clears, executes a fence and sends a word to C; then C sends its result to A.
+//   C's result depends on B's word, but in PTX a data dependence orders nothing, and C's fence of the round precedes
+//   both. So B's clear could overwrite a word that A sends in the next call. With `Relays` a thread therefore executes
+//   another fence in the last round (`relay`). The thread executes it after it has received its first pieces as owner,
+//   one from each peer, and before it sends its first result. C's poll and this fence acquire, this fence and C's
+//   result release, and A's poll and the end of A's kernel acquire. With two ranks no fence is needed, as there is no
+//   third rank. After a call of one round no fence is needed either, as only the call after the next uses the round's
+//   slots again.
 //
 // The protocol also detects calls that differ between ranks: the first wait of block 0 also waits for the words of
 // calls.cuh.
@@ -52,9 +55,9 @@
 // once in 1024 polls. The first thread of a rank to give up writes the report and sets every rank's abort word. In
 // a wait of kind GATHER a thread waits an eighth longer, from the moment at which it has noticed that the bound has
 // passed: the owner of the results may itself wait for inputs, and then the owner's wait must end first, as its report
-// names the missing rank. This holds also if the clock jumps. A thread that gives up continues with the words that it
-// has read, through all later steps, but polls no more. So no block waits for it in vain, and the blocks of a cluster
-// still send one another their words. The host then empties all slots.
+// names the missing rank. Even if the clock jumps, the owner's wait ends first. A thread that gives up continues with
+// the words that it has read, through all later steps, but polls no more. So no block waits for it in vain, and the
+// blocks of a cluster still send one another their words. The host then empties all slots.
 #pragma once
 #include "common/faults.cuh"
 #include "common/pack16.cuh"
@@ -83,8 +86,8 @@ enum WaitKind : u32 { PUSH = 1, GATHER = 2 };
 // The steps of a push call. With `Together` all 32 lanes of a warp poll, and leave the loop together. Each warp adds
 // its share of EPOCH_UNIT to the epoch or, with `ByBlock`, each block does, because thousands of additions to one word
 // would take longer than a barrier in each block.
-// With `Relays` a call of several rounds executes the fence of relay(). It is a template parameter, so that other calls
-// do not even have a test for the fence.
+// With `Relays` a call of several rounds executes the fence of relay(). `Relays` is a template parameter, so that other
+// calls do not even have a test for the fence.
 template <int Ranks, bool Together, bool ByBlock, bool Relays>
 class Push {
 public:
@@ -94,8 +97,8 @@ public:
         if (FAULT("call-number-before-pdl-wait")) calls_.start();
     }
 
-    // Begins the call: reads the epoch and the abort word, and sends the word of calls.cuh. Called by every thread of
-    // the grid, right after wait_for_producer().
+    // Begins the call: reads the epoch and the abort word, and sends the word of this call to the peers (calls.cuh).
+    // Called by every thread of the grid, right after wait_for_producer().
     __device__ __forceinline__ void start() {
         fall_behind();
         if (!FAULT("epoch-before-pdl-wait")) read_state();
@@ -104,7 +107,7 @@ public:
     }
 
     // Adds the share of this warp or block to the epoch. Called once by all threads of the block, after they have sent
-    // their first words, because it would delay these words.
+    // their first words, because the addition would delay these words.
     __device__ __forceinline__ void join() {
         if (joined_) return;
         joined_ = true;
@@ -204,8 +207,8 @@ public:
     }
 
     // Makes sure that every rank receives a word from every peer in this call: a rank that owns none of the `units`
-    // pieces of work sends a word to every peer. Rank k owns pieces k, k + ranks, ... Called by the first warp of one
-    // block, once in the call.
+    // pieces of work sends a word to every peer, which waits for it. Rank k owns pieces k, k + ranks, ... Called by the
+    // first warp of one block, once in the call.
     __device__ __forceinline__ void greet(i64 units) {
         if (units >= Ranks || FAULT("no-greeting")) return;
         const int distance = threadIdx.x + 1;

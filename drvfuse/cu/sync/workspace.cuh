@@ -2,9 +2,9 @@
 // The parameters that all collective kernels share, and the layout of a rank's workspace and report block.
 //
 // The host defines the offsets and passes them as definitions (DRVFUSE_*_OFFSET, DRVFUSE_MAX_*, DRVFUSE_REPORT_MAGIC).
-// The words of a workspace are epoch, abort (u64), arrived, reporter, numbers[peer] (u32), flags[block][peer],
-// calls[2][peer], nodes[node] (u64). The epoch counts the barriers and push calls before this call, in units of
-// EPOCH_UNIT. calls.cuh describes `numbers` and `calls`.
+// A workspace has the u64 words epoch, abort, flags[block][peer], calls[2][peer] and nodes[node], and the u32 words
+// arrived, reporter and numbers[peer]. The epoch counts, in units of EPOCH_UNIT, the barriers of all earlier calls and
+// the earlier push calls with an odd number of rounds. calls.cuh describes `numbers` and `calls`.
 #pragma once
 #include "common/faults.cuh"
 #include "common/prelude.cuh"
@@ -65,8 +65,9 @@ __device__ __forceinline__ u64* nodes_word(char* workspace, int node) {
 }
 __device__ __forceinline__ char* payload(char* workspace) { return workspace + DRVFUSE_PAYLOAD_OFFSET; }
 
-// Called by a thread that gives up: sets the abort words of all ranks, and writes the report if it is the first thread
-// of its rank. `describe(report)` writes peer, phase, expected, seen, kind and word.
+// Called by a thread that gives up. The first thread of a rank that calls it writes the report and sets the abort words
+// of all ranks. For later threads of the rank nothing happens. `describe(report)` writes peer, phase, expected, seen,
+// kind and word.
 template <int Ranks, typename Describe>
 __device__ __forceinline__ void give_up(const Call& call, const Describe& describe) {
     if (atomicCAS(reporter_word(call.workspaces[call.rank]), 0u, 1u) != 0) return;
