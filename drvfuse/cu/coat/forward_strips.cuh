@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row exchange of fp8_norm_forward_tiles.cu: how the blocks of a strip, which is BLOCK_ROWS rows of the tensor, add
-// the sums of these rows. fp8_norm_forward_tiles.cu describes the division of rows and columns among blocks and lanes,
-// the order of sums and the memory-ordering argument.
+// The row exchange of fp8_norm_forward_tiles.cu: how the blocks of a strip (BLOCK_ROWS rows of the tensor) add the sums
+// that each of them has computed over its part of these rows. fp8_norm_forward_tiles.cu describes the division of rows
+// and columns among blocks and lanes, the order of sums and the memory-ordering argument.
 #pragma once
 #include "coat/forward.cuh"
 #include "sync/grid_words.cuh"

@@ -38,7 +38,7 @@
 // The word of a strip in the grid exchange is stored by a block that has read words of every block of the strip; with w
 // and b every block stores a word in the grid exchange. So when block 0 has read all words of a grid exchange, every
 // block has read the epoch, and block 0 may advance it.
-// Failure: scratch.cuh. After a time-out qy, qy_t, the scale, mean and rstd are undefined.
+// Failure: see scratch.cuh. After a time-out qy, qy_t, the scale, mean and rstd are undefined.
 //
 // Traffic. Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (profilers show 1 + 2 / 16,
 // since each lane loads the scale of its 16 columns) and 2 are written. Each row adds 4 bytes for rstd and, with LAYER,

@@ -33,9 +33,9 @@
 // elements of a pack in order, the packs of a thread, a butterfly over the lanes, the warps in order. So all results
 // have the same bits in every run and on every grid.
 //
-// Memory ordering. Between blocks: backward_sums.cuh. Without WEIGHTED, blocks exchange no data and do not wait for one
-// another. Between the warps of a team: Products::add_over_team() and backward_ring.cuh.
-// Failure: scratch.cuh. After a time-out dw and db are not written.
+// Memory ordering. Between blocks: see backward_sums.cuh. Without WEIGHTED, blocks exchange no data and do not wait for
+// one another. Between the warps of a team: see Products::add_over_team() and backward_ring.cuh.
+// Failure: see scratch.cuh. After a time-out dw and db are not written.
 //
 // Traffic. Global bytes per element: 1 + 2 / QB for x (with RING 0: 1 + 2 / 8), 2 * GRADIENTS for g, 2 for dx. Per row,
 // in each warp of a team: 4 for rstd, with CENTRED 4 for mean. Per column, with WEIGHTED: w for each block, dw, and for

@@ -22,8 +22,8 @@
 // Memory ordering. Blocks exchange no data and do not wait for one another. Warps of a block exchange sums through
 // shared memory, with block barriers between stores and loads.
 //
-// Traffic. The global bytes of fp8_rmsnorm_backward.cu without the words that its blocks exchange; x, its scales, g and
-// rstd are read twice.
+// Traffic. The global bytes are those of fp8_rmsnorm_backward.cu, except that x, its scales, g, rstd and mean are read
+// twice and that there are no words which blocks exchange.
 //
 // PDL. With WEIGHTS_FIRST, which is for early triggers, a block reads w before the wait for the producer; everything
 // else is read after the wait. A block triggers right after the wait (early_trigger) or after its last store.

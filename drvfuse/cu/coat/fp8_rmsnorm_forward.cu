@@ -62,9 +62,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     __shared__ Meetings meetings;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int segments = (p.columns + SEGMENT - 1) / SEGMENT;
-    // Shared memory, in this order: rstd of the rows of each warp's tile [WARPS][TILE_ROWS]; the sums of squares of a
-    // chunk of rows [segments][chunk_rows]; the bits of their largest |x * s * w| [segments][chunk_rows]; in a grid of
-    // a single block rstd of all rows.
+    // Shared memory, in this order: rstd of the rows of each warp's tile [WARPS][TILE_ROWS]; for each segment and row
+    // of a chunk the sum of squares [segments][chunk_rows]; for each of these the bits of the largest |x * s * w|
+    // [segments][chunk_rows]; in a grid of a single block rstd of all rows.
     float* tile_rstds = reinterpret_cast<float*>(dynamic) + warp * TILE_ROWS;
     float* sums = reinterpret_cast<float*>(dynamic) + WARPS * TILE_ROWS;
     u32* products = reinterpret_cast<u32*>(sums + segments * p.chunk_rows);

@@ -2,8 +2,8 @@
 // An exchange of pairs of words between the blocks of a cluster. The bytes complete on an mbarrier of the receiving
 // block: a thread that has waited for the mbarrier may read all pairs of the exchange. Global memory is not used.
 //
-// There are two sets of pairs, each with an mbarrier. An exchange uses one set. A kernel that uses a set again must
-// prove that no thread still reads it, as cluster_reduce.cuh does.
+// There are two sets of pairs, each with an mbarrier. An exchange uses one set. A kernel may use a set again only when
+// no thread still reads the set; cluster_reduce.cuh proves this for its exchanges.
 //
 // Memory order. The pairs are stored by st.async, which completes on the receiving block's mbarrier; a wait with
 // acquire at cluster scope for the phase that counts these bytes makes them visible. `init` is followed by an arrival

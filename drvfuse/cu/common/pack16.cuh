@@ -4,7 +4,7 @@
 // Pack<T, W> holds W elements of T, where W is 16 / sizeof(input element); if an element of T has another size than one
 // of the input, the pack has 4, 8 or 32 bytes. All accesses are ordinary global accesses. The read-only path
 // (ld.global.nc) must not be used, as peers write these bytes while the kernel runs. The accesses of cu/ptx/memory.cuh
-// are volatile and clobber memory, which keeps every load after the barrier that precedes it in the text.
+// are volatile and clobber memory, which keeps every load after the barrier that precedes the load in the source text.
 #pragma once
 #include "common/prelude.cuh"
 #include "ptx/special.cuh"

@@ -43,7 +43,9 @@ struct ScaleRule {
     }
 };
 
-// The exponent of limit / 1.75, rounded up: the exponent of the limit, plus one if its mantissa exceeds that of 1.75.
+// The scale is limit / Finite<Q>::max, rounded up to a power of two. Finite<Q>::max is 1.75 * 2^Finite<Q>::exponent. So
+// the exponent of the scale is that of the limit, plus one if the limit's mantissa exceeds 1.75, minus
+// Finite<Q>::exponent.
 template <typename Q>
 struct ScaleRule<Q, ue8m0> {
     static __device__ __forceinline__ Quantisation of(float maximum, float upper_bound) {

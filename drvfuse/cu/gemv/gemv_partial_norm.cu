@@ -44,9 +44,9 @@
 //
 // Progress. All blocks but the last end without waiting for other blocks, and devices place blocks in index order, so
 // the launch need not be cooperative. CUDA does not guarantee that order. In another order the last block could occupy
-// a multiprocessor while it waits, which stops the other blocks only if they have no other place. The wait of the last
-// block ends by the time-out of scratch.cuh at the latest, and a report then names a block that has not published its
-// word. After a time-out the epoch advances too.
+// a multiprocessor while it waits, which stops the other blocks only if no other multiprocessor has room for them. The
+// wait of the last block ends by the time-out of scratch.cuh at the latest, and a report then names a block that has
+// not published its word. After a time-out the epoch advances too.
 //
 // Finish counter. The counter is 0 unless a launch is running: the last block adds 1 after the wait for the producer,
 // and stores 0 at its end. If the last block finds another value than 0, two launches share the counter, or the counter

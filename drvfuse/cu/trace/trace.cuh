@@ -130,8 +130,8 @@ public:
     __device__ __forceinline__ void stamp(u64& when, bool ready) const { ptx::cycles_if(ready, when); }
 
     // Records the waits of barrier number `round` of this kernel, from 0: thread t < peers has waited for peer t from
-    // the previous lap until `when`, which is 0 if the wait has failed. Called by all threads, before the lap of role
-    // `barrier`. The writer must be in warp 0.
+    // the previous lap until the time `when`. `when` is 0 if the wait has failed. Called by all threads, before the lap
+    // of role `barrier`. The writer must be in warp 0.
     __device__ __forceinline__ void waits(u32 round, u32 peers, u64 when) {
         static_assert(Writer < 32, "warp 0 copies the words");
         if (threadIdx.x < peers && (round + 1) * peers <= params_.waits)
