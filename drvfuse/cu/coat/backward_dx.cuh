@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // dx of a row, which a team of TEAM_WARPS warps computes in three steps: the products of this thread's packs, the sums
-// of the products over the row, and dx from both. fp8_rmsnorm_backward.cu has the formulas.
+// of the products over the row, and dx from the products and the sums. fp8_rmsnorm_backward.cu has the formulas.
 #pragma once
 #include "coat/backward_rows.cuh"
 #include "ptx/threads.cuh"
 
 constexpr int SUMS = CENTRED ? 2 : 1;  // number of sums over a row (c1, c2), and of sums over all rows (dw, db)
 
-// The weights of all columns, which LOADERS threads copy from global memory to shared memory, in fp32. Loader l has
-// packs l, l + LOADERS, ...
+// The weights of all columns, which LOADERS threads copy from global memory to shared memory, in fp32. The l-th of
+// these threads (loader l) copies packs l, l + LOADERS, ...
 template <int LOADERS>
 struct Weights {
     static constexpr int ALL = PACKS * TEAM_THREADS;              // packs of a row
@@ -48,8 +48,8 @@ struct Weights {
     }
 };
 
-// Calls over_rows(i, at, g, xhat) for each element `at` of each pack i of this thread. over_rows() adds to the sums
-// over the rows.
+// Calls over_rows(i, at, g, xhat) for each element `at` of each pack i of this thread, with g and xhat of the element.
+// over_rows() adds the element to this thread's sums over all rows (dw, db).
 template <typename F>
 __device__ __forceinline__ void add_row(const Row& row, const Saved& saved, F over_rows) {
 #pragma unroll
@@ -72,7 +72,7 @@ struct Products {
     float sums[SUMS] = {};     // the sums of xhat * wdy and, with CENTRED, of wdy: this thread's, later the row's
 
     // Computes xhat, wdy and this thread's sums of a row. Also calls over_rows(i, at, g, xhat) for each element `at` of
-    // each pack i.
+    // each pack i, with g and xhat of the element.
     template <typename F>
     __device__ __forceinline__ void take(const Row& row, const Saved& saved, const float4* weights, int columns,
                                          int member, F over_rows) {
@@ -110,10 +110,10 @@ struct Products {
         }
     }
 
-    // Adds the sums of all threads of the team. All of them call it; it contains a barrier of the team if the team has
-    // several warps. Warps exchange their sums in `words`, and the caller passes two such arrays alternately, row by
-    // row. So a warp that stores to an array has passed the barrier of the previous row. Every warp arrived there
-    // after it had read the sums that the same array held before.
+    // Adds `sums` over all threads of the team. All threads of the team call it. If the team has several warps, it
+    // contains a barrier of the team, and the warps exchange their sums in `words`. The caller passes two such arrays
+    // alternately, row by row. So a warp that stores to an array has passed the barrier of the previous row, and every
+    // warp arrived at that barrier after it had read the sums that the array held two rows before.
     __device__ __forceinline__ void add_over_team(float (&words)[TEAMS][SUMS][TEAM_WARPS], int team, int warp) {
 #pragma unroll
         for (int mask = 16; mask > 0; mask /= 2) {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // A ring of RING slots in shared memory, through which a team loads its rows. Bulk copies fill a slot while earlier
-// rows are processed, so the number of bytes in flight does not depend on registers.
+// rows are processed, so the number of bytes in flight is not limited by the number of registers.
 //
-// A slot holds a whole row: x, the arrays g, then the scales. Each of these must be aligned to 16 bytes, and its size
-// must be a multiple of 16. Slots are aligned to SLOT_ALIGNMENT bytes, since copies to slots that are aligned only to
-// 16 bytes took a tenth longer.
+// A slot holds a whole row: x, the arrays g, then the scales. In global memory each of these parts must be aligned to
+// 16 bytes, and its size must be a multiple of 16. Slots are aligned to SLOT_ALIGNMENT bytes, since copies to slots
+// that are aligned only to 16 bytes took a tenth longer.
 //
 // Memory ordering. The team's first thread issues the copies. A copy completes on the slot's mbarrier, and a thread
-// reads the slot after it has waited for the mbarrier's phase. The slot is filled again after a barrier of the team
-// that follows all of its reads.
+// reads the slot after it has waited for the mbarrier's phase. A slot is filled again only after a barrier of the team,
+// at which all threads have read the slot.
 #pragma once
 #include "coat/backward_rows.cuh"
 #include "sync/mbarrier.cuh"
@@ -44,7 +44,8 @@ public:
         }
     }
 
-    // Loads a row from its slot to registers: the next row, or the row that is `ahead` (less than RING) rows after it.
+    // Waits for a row and loads it from its slot to registers: the next row, or the row that is `ahead` (less than
+    // RING) rows after the next one.
     __device__ __forceinline__ void take(Row& row, int column, int ahead = 0) const {
         const bool wraps = slot_ + ahead >= RING;
         const int slot = slot_ + ahead - wraps * RING;

@@ -3,7 +3,7 @@
 // rstd and mean), and stores of dx.
 //
 // A thread of a team has PACKS packs of 8 columns, SPAN columns apart, in registers. Loads are predicated and volatile,
-// so they are issued in program order. Elements that do not exist are undefined with ALIGNED, else 0.
+// so they are issued in program order. In registers, elements that do not exist are undefined with ALIGNED, else 0.
 #pragma once
 #include "coat/kernel.cuh"
 #include "sync/scratch.cuh"
@@ -128,8 +128,8 @@ __device__ __forceinline__ void load_row(Row& row, Cursor& from, bool wanted, co
     for (int k = 0; k < GRADIENTS; ++k) from.g[k] += jump * p.g_stride[k];
 }
 
-// Computes four elements of the gradient, those in words `word` and word + 1 of the arrays: their sum, rounded to bf16
-// after each addition.
+// Computes the four elements of the gradient that belong to words `word` and word + 1 of the pack: the sum of the
+// arrays g, rounded to bf16 after each addition.
 __device__ __forceinline__ void gradient(float (&g)[4], const Octet& pack, int word) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// How fp8_rmsnorm_backward.cu computes dw and db, the sums over all rows. Each block adds the rows of its segments
-// and publishes the sums as words in the workspace. Then each block adds the words of all segments for some of the
-// columns.
+// How fp8_rmsnorm_backward.cu computes dw and db, the sums over all rows. A segment is a set of rows
+// (fp8_rmsnorm_backward.cu). Each block adds the rows of each of its segments, and publishes the segment's sums as
+// words in the workspace. Then each block takes some of the columns, and adds the words that all segments have for
+// them.
 //
 // Memory ordering. A word is the complement of the bits of a sum, or 0 if the sum is not published yet. No sum has all
 // bits set, since arithmetic gives 0x7fffffff for a NaN; so no published word is 0. The block that adds the segments
 // polls the words by relaxed loads: each word carries its own readiness and guards no other memory. The thread that has
-// read a word then stores 0, which the next launch expects. So there is no barrier between blocks and no fence (a
-// fence would wait for the stores of dx), and words need no launch number.
+// read a word then stores 0, which the next launch expects. So no barrier between blocks is needed, no fence (a fence
+// would wait for the stores of dx), and no launch number in the words.
 //
 // Order of words. A quad is 4 columns. Quad q of a row belongs to thread q % TEAM_THREADS of a team, so that the stores
-// of a warp are contiguous; quad_column() returns its columns.
+// of a warp are contiguous; quad_column() returns the first column of a quad.
 #pragma once
 #include "coat/backward_dx.cuh"
 
@@ -36,8 +37,8 @@ __device__ __forceinline__ void publish_quad(u32* to, float4 sum) {
 // Whether all sums of a quad are published.
 __device__ __forceinline__ bool is_published(const u32 (&word)[4]) { return word[0] && word[1] && word[2] && word[3]; }
 
-// Adds the segments of this block's columns, and stores dw and db. Called by all threads of the block; contains block
-// barriers. Returns false to all threads if a wait has timed out.
+// For this block's columns, adds the words of all segments, and stores dw and db. Called by all threads of the block;
+// contains block barriers. Returns false to all threads if a wait has timed out, else true.
 __device__ __forceinline__ bool add_segments(const BackwardParams& p, ScratchUse& use, float* shared) {
     const int own = threadIdx.x % QUADS, strand = threadIdx.x / QUADS;
     for (int first = blockIdx.x * QUADS; first < SUMS * ROW_QUADS; first += gridDim.x * QUADS) {
@@ -91,8 +92,9 @@ __device__ __forceinline__ bool add_segments(const BackwardParams& p, ScratchUse
     return true;
 }
 
-// Adds the teams' sums of a segment for dw or db, and publishes them in the segment's `words`. `sums` are those of this
-// thread. Called by all threads of the block; contains block barriers if there are several teams.
+// Adds the sums that the block's teams have for a segment, either for dw or for db, and publishes the totals in
+// `words`, which belong to the segment. `sums` are the sums of this thread. Called by all threads of the block;
+// contains block barriers if there are several teams.
 __device__ __forceinline__ void store_segment(const BackwardParams& p, u32* words, float* shared, int team, int member,
                                               const float (&sums)[PACKS][WIDTH]) {
     if constexpr (TEAMS > 1) __syncthreads();

@@ -13,27 +13,28 @@
 //              qy = FP8(y / scale), RMSNorm's y being rounded to bf16 before the division     [rows, columns]
 //              qy_t = qy with the rows and columns of each batch of batch_rows rows exchanged
 //                                                              [rows / batch_rows, columns, batch_rows]
-// Every operation is in fp32 and rounded, in the order of COAT. The division is a product with the approximate
-// reciprocal of the scale, as div.full computes it.
+// Every operation is in fp32 and rounded, in the order in which COAT's own kernels compute. The division is a product
+// with the approximate reciprocal of the scale, as div.full computes it.
 //
-// Order of the sum of squares of RMSNorm. It depends only on the columns. A row consists of segments of 512 columns,
-// and a segment of 32 packs of 16 columns. The squares of the 16 elements of a pack, which are exact, are added in
-// order, and their sum is multiplied by the scale twice. The 32 packs of a segment are added by butterfly, and the
-// segments in order.
+// Order of the sum of squares of RMSNorm. The order depends only on the number of columns. A row consists of segments
+// of 512 columns, and a segment of 32 packs of 16 columns. The squares of the 16 elements of a pack, which are exact,
+// are added in order, and their sum is multiplied by the scale twice. The 32 packs of a segment are added by butterfly,
+// and the segments in order.
 //
-// Estimate of the maximum. The scale depends on all rows, so y is not known when x is first read. The kernels first
-// compute rstd * max|x * s * w| of each row instead. Since x * s is exact, this estimate, with each step rounded, has a
-// relative difference of at most 5 * 2^-24 from the row's largest |y|. The scale is a monotone function of the maximum,
-// rounded to bf16. So if the products of the estimate with 1 - 2^-21 and with 1 + 2^-21 give the same scale, then it
-// is the scale. Otherwise, for one tensor in some thousands, all blocks compute every y of their part and exchange
-// the exact maxima. They also do so if a weight, an rstd or the estimate is NaN, or so large or small that a step may
-// have a larger error. Bounds: with rstd >= 2^-20 no |x * s| exceeds 2^20 * sqrt(columns), and no scale of an x that
-// is not 0 exceeds 2^36 * sqrt(columns). With |w| and rstd <= 2^20 the errors of underflow are then far below 2^-24
-// of a maximum of 2^-40.
+// Estimate of the maximum. The scale depends on the largest |y|, but while x is read for the first time, rstd and so y
+// are not known yet. So the kernels first compute rstd * max|x * s * w| of each row. Since x * s is exact, this
+// estimate, with each step rounded, has a relative difference of at most 5 * 2^-24 from the row's largest |y|. The
+// scale is a monotone function of the maximum, rounded to bf16. So if the products of the estimate with 1 - 2^-21 and
+// with 1 + 2^-21 give the same scale, then this is the tensor's scale. Otherwise, for one tensor in some thousands, all
+// blocks compute every y of their part and exchange the exact maxima. The blocks compute the exact maxima also if a
+// weight, an rstd or the estimate is NaN, or is so large or so small that the error of a step may exceed its rounding.
+// Bounds: with rstd >= 2^-20 no |x * s| exceeds 2^20 * sqrt(columns), and no scale of an x that is not 0 exceeds 2^36 *
+// sqrt(columns). With |w| and rstd <= 2^20 the errors of underflow are then far below 2^-24 of a maximum of 2^-40.
 //
 // NaN. If all y of a row are NaN, as with a NaN rstd, the maximum is NaN. Other NaN elements are ignored.
 //
-// Maxima of magnitudes are taken of the bits of fp32 values as unsigned integers, which have the order of the values.
+// To find the largest magnitude, the kernels compare the bits of fp32 values as unsigned integers, whose order is that
+// of the magnitudes.
 #pragma once
 #include "coat/kernel.cuh"
 #include "coat/tile.cuh"
@@ -243,8 +244,9 @@ __device__ __forceinline__ u32 scale_from_exact(u32 maximum) {
     return maximum == UNDECIDED ? UNDECIDED : fp8_scale_bits<X>(__uint_as_float(maximum));
 }
 
-// Whether `estimate`, the bits of an estimate of the largest |y|, has a small enough error. No |w| may be so large that
-// it makes errors of underflow matter. With a guess at rstd no |b| may be so large that the error of the guess matters.
+// Whether the error of `estimate`, the bits of an estimate of the largest |y|, is as small as scale_from_estimate()
+// assumes. It may be larger if some |w| is so large that errors of underflow matter or, with a guess at rstd, if some
+// |b| is so large that the error of the guess matters.
 __device__ __forceinline__ bool is_reliable(u32 estimate, float largest_weight, float largest_bias) {
     return largest_weight <= WEIGHT_LIMIT && (!GUESSED || largest_bias <= 3.0f * __uint_as_float(estimate));
 }
@@ -259,7 +261,7 @@ __device__ __forceinline__ float finish_row(const ForwardParams& p, float square
 }
 
 // Returns the bits of the largest |y| of a row, or NAN_BITS if all y are NaN. Called by a whole warp, whose lanes
-// divide the columns.
+// divide the columns among themselves.
 __device__ __forceinline__ u32 exact_row_maximum(const ForwardParams& p, i64 row, float mean, float rstd) {
     float largest = 0.0f;
     bool has_number = false;

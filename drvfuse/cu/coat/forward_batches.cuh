@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loops over the rows of a block in phase 1 of fp8_norm_forward_rows.cu: over the batches of a warp, over the sums
-// of a chunk's rows, and over all rows for LayerNorm's exact maximum. Threads exchange nothing here; the caller's block
-// barriers order the sums in shared memory.
+// Three loops of fp8_norm_forward_rows.cu: over a warp's batches (a batch is BATCH rows of a segment of 512 columns),
+// over the rows of a chunk, whose sums are added, and over all rows of the block, for LayerNorm's exact maximum. In
+// these loops threads exchange nothing; the caller's block barriers order the accesses to the sums in shared memory.
 #pragma once
 #include "coat/forward_layernorm.cuh"
 #include "coat/forward_tiles.cuh"
 
-// The loop of a warp over its batches of a chunk of rows, in an order with few changes of segment. One batch is
+// The loop of a warp over its batches of a chunk of rows, in an order in which the segment seldom changes. One batch is
 // processed while the next one is loaded. The batches do not alternate between two sets of registers: with two sets,
-// all loads of an iteration would count on one scoreboard, and each load would wait for the others.
+// one scoreboard would count all loads of an iteration, and a wait for one load would be a wait for all of them.
 struct BatchLoop {
     Position position;  // the position of `batch`
     int left;           // the number of batches that are not processed yet, from `position` on
     Batch batch;        // the next batch to process, whose loads are in flight
 
     // Starts to load the first batch. The chunk has rows `first` to end - 1 of the block, and `segments` segments.
-    // load(batch, position) loads a batch.
+    // load(batch, position) starts to load the batch at `position`.
     template <typename Load>
     __device__ __forceinline__ void begin(int first, int end, int segments, Load load) {
         const int warp = threadIdx.x / 32;
@@ -39,8 +39,9 @@ struct BatchLoop {
     }
 };
 
-// Calls finish(block_row, row, total) for each row of a chunk, where `total` is the sum of the row's segments. The
-// threads of the block divide the rows.
+// Calls finish(block_row, row, total) for each row of a chunk: `block_row` is the row's index in the block, `row` its
+// index in the tensor, and `total` the sum of the row's segments. The threads of the block divide the rows among
+// themselves.
 template <typename Finish>
 __device__ __forceinline__ void add_segments(const Rows& rows, const float* sums, int first, int end, Finish finish) {
     const ForwardParams& p = rows.p;
@@ -57,7 +58,7 @@ __device__ __forceinline__ void add_segments(const Rows& rows, const float* sums
 }
 
 // Returns the bits of the largest |y| in this warp's part of the block's rows, for LayerNorm with w and b. Returns
-// UNDECIDED if all y of a pack are NaN. Reads x from global memory.
+// UNDECIDED if there is a pack all of whose y are NaN. Reads x from global memory.
 __device__ __forceinline__ u32 largest_of_rows(const Rows& rows, int segments) {
     const ForwardParams& p = rows.p;
     u32 maximum = 0;

@@ -4,19 +4,19 @@
 //
 // Estimate of the maximum with w and b. Let a = x * s - mean. While a kernel adds the squares of a, rstd is not known
 // yet. So the kernel first computes a guess at rstd, from the sums of x * s and of (x * s)^2, and with it e = |fma(a *
-// guess, w, b)| for each element. M is the largest e. The blocks read x once more if
+// guess, w, b)| for each element. M is the largest e. The blocks read x once more, to compute the exact maximum, if
 //   - the guess and rstd have a relative difference of more than g = 2^-20, or
 //   - some |b| exceeds 3 * M, or
 //   - the ends of the range from M * (1 - 2^-17) to M * (1 + 2^-17) give different scales.
 // Otherwise the scale of M is the scale of the exact maximum. Proof: let u = 2^-24. The error of y = (a * rstd) * w + b
 // is the rounding of two products and of the sum. The error of e is the rounding of one product and of the fma. So |y|
 // and e differ by at most |a * rstd * w| * (g + 3 * u) + u * (|y| + e). Up to terms far below u, |a * rstd * w| is at
-// most e + |b|, which is at most 4 * M. In all, the difference is less than 4 * M * (g + 5 * u), which is less than
-// 2^-17 * M. A product that underflows has an error of at most 2^-149; multiplied by a |w| of at most 2^20, it is far
-// below u for an M of at least 2^-40.
+// most e + |b|, which is at most 4 * M. In all, |y| and e differ by less than 4 * M * (g + 5 * u), which is less than
+// 2^-17 * M. A product that underflows has an error of at most 2^-149. Multiplied by a |w| of at most 2^20, this error
+// is far below u * M for an M of at least 2^-40.
 //
-// NaN. Where y is NaN, e is NaN too. If all y of a row are NaN, then rstd is NaN because of x, or all w or all b are
-// NaN. In these cases the kernels do not use the estimate.
+// NaN. Where y is NaN, e is NaN too. If all y of a row are NaN, then rstd is NaN because of x, or w or b is NaN in each
+// column. In both cases the kernels do not use the estimate.
 #pragma once
 #include "coat/forward.cuh"
 
@@ -76,7 +76,7 @@ __device__ __forceinline__ void unpack_four(float (&v)[4], const Pack<Weight, PA
 }
 
 // Calls f(r, i, x * s - mean, w, b) for each element i of each row r of a batch. The loop over rows is the inner one,
-// so that four elements of w and of b at a time are in registers as fp32.
+// so that only four elements of w and four of b at a time are in registers as fp32.
 template <class F>
 __device__ __forceinline__ void for_each_element(const Batch& batch, const float (&mean)[BATCH],
                                                  const Pack<Weight, PACK>& weight, const Pack<Weight, PACK>& bias,
@@ -115,7 +115,8 @@ __device__ __forceinline__ void estimate_batch(float (&squares)[BATCH], u32 (&la
 }
 
 // For each row r of a batch, sets largest[r] to the bits of the largest |y| of the lane's pack, where y includes w and
-// b; to UNDECIDED if all of these y are NaN. Only the first `valid` elements of the pack exist, at least one.
+// b, or to UNDECIDED if all y of the pack are NaN. Only the first `valid` elements of the pack exist; `valid` is at
+// least 1.
 __device__ __forceinline__ void largest_of_batch(u32 (&largest)[BATCH], const Batch& batch, const float (&mean)[BATCH],
                                                  const float (&rstd)[BATCH], const Pack<Weight, PACK>& weight,
                                                  const Pack<Weight, PACK>& bias, int valid) {
@@ -135,7 +136,8 @@ __device__ __forceinline__ void largest_of_batch(u32 (&largest)[BATCH], const Ba
 }
 
 // Returns the bits of the largest |y| of a row without w and b, or UNDECIDED if that is NaN. `deviation` has the bits
-// of the row's largest |x * s - mean|; multiplied by rstd it is the largest |y|, since rounding keeps the order.
+// of the row's largest |x * s - mean|; multiplied by rstd, this maximum is the largest |y|, since rounding keeps the
+// order.
 __device__ __forceinline__ u32 largest_by_rstd(u32 deviation, float rstd) {
     const float largest = __fmul_rn(__uint_as_float(deviation), rstd);
     return largest == largest ? __float_as_uint(largest) : UNDECIDED;

@@ -8,7 +8,7 @@
 // 0 of a block reads the epoch and passes it to the other threads through shared memory, before a block barrier. So a
 // block stores no word before it has read the epoch. Block 0 advances the epoch after it has read a word of every
 // block, so after every block has read the epoch.
-// Failure: scratch.cuh. After a time-out qy, qy_t, the scale, mean and rstd are undefined.
+// Failure: see scratch.cuh. After a time-out qy, qy_t, the scale, mean and rstd are undefined.
 #pragma once
 #include "coat/forward.cuh"
 #include "sync/grid_words.cuh"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row exchange of fp8_norm_forward_tiles.cu: how the blocks of a strip, which is BLOCK_ROWS rows of the tensor, add
-// the sums of these rows. That file has the division of rows and columns among blocks and lanes, the order of sums and
-// the memory-ordering argument.
+// The row exchange of fp8_norm_forward_tiles.cu: how the blocks of a strip (BLOCK_ROWS rows of the tensor) add the sums
+// that each of them has computed over its part of these rows. fp8_norm_forward_tiles.cu describes the division of rows
+// and columns among blocks and lanes, the order of sums and the memory-ordering argument.
 #pragma once
 #include "coat/forward.cuh"
 #include "sync/grid_words.cuh"
@@ -31,7 +31,8 @@ struct TilesShared {
     Pair packs[WARPS][TR][32];           // [warp][r][lane]: the sum over the lane's pack in the r-th of its TR rows
     float rstd[BLOCK_ROWS];              // the rstd of the strip's rows
     float mean[LAYER ? BLOCK_ROWS : 1];  // the mean of the strip's rows
-    // The bits of the largest |y|, or of its estimate: over the strip, or with LAYER and AFFINE over the block's part.
+    // The bits of the largest |y|, or of its estimate: over the strip, or with LAYER and AFFINE over the block's part
+    // of the strip.
     u32 estimate;
     u32 all;    // the bits of the largest |y| of the tensor
     u32 exact;  // the bits of the exact largest |y|: of the block's share of the rows, then of the tensor
@@ -89,8 +90,8 @@ __device__ __forceinline__ void load_lane_rows(float (&own)[TR], const float* va
     }
 }
 
-// Waits for the published sums of this thread's row and segments: parts[k][i] is sum i of segment k * READERS +
-// place.reader. In every poll the loads of all sums are in flight at once. Sets `given_up` on a time-out.
+// Waits for the published sums of this thread's row and segments, and sets parts[k][i] to sum i of segment k * READERS
+// + place.reader. In every poll the loads of all of these sums are in flight at once. Sets `given_up` on a time-out.
 __device__ __forceinline__ void await_row(Pair (&parts)[OWN_SEGMENTS][PAIRS], const u64* words, const Place& place,
                                           u32 epoch, Patience& patience, bool& given_up) {
     for (;;) {
@@ -131,11 +132,12 @@ __device__ __forceinline__ void await_row(Pair (&parts)[OWN_SEGMENTS][PAIRS], co
 }
 
 // Does a row exchange: publishes the sums of `shared.packs` to `words`, waits for the sums of all blocks of the strip,
-// and returns the sum and the largest magnitude of this thread's whole row. All threads of the block call it, after a
-// block barrier. Sets `given_up` on a time-out.
+// and returns the sum and the largest magnitude over the whole of this thread's row (`place.row`). All threads of the
+// block call it, after a block barrier. Sets `given_up` on a time-out.
 __device__ __forceinline__ Pair row_total(const TilesShared& shared, u64* words, const Place& place, u32 epoch,
                                           Patience& patience, bool& given_up) {
-    // Warp w takes each lane's rows r = w, w + WARPS, ..., and adds the packs that all warps have of these rows.
+    // Warp w handles rows r = w, w + WARPS, ... of each lane's TR rows, and adds the sums that all warps have of these
+    // rows.
     for (int r = place.warp; r < TR; r += WARPS) {
         Pair own[WARPS];
 #pragma unroll
@@ -175,8 +177,8 @@ __device__ __forceinline__ Pair row_total(const TilesShared& shared, u64* words,
     return {__float_as_uint(total), largest};
 }
 
-// Waits for `count` words that are `stride` words apart, and sets `maximum`, in all lanes, to the largest value of
-// the words. Word i is stored by block i * blocks. Called by a whole warp. Returns false on a time-out.
+// Waits for `count` words that are `stride` words apart, and sets `maximum`, in all lanes, to the largest value in
+// these words. Word i is stored by block i * blocks. Called by a whole warp. Returns false on a time-out.
 __device__ __forceinline__ bool await_maxima(u32& maximum, const u64* words, int count, int stride, int blocks,
                                              u32 epoch, const Scratch& scratch) {
     Patience patience(scratch, true);

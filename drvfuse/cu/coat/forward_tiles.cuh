@@ -6,8 +6,8 @@
 // lane's part of a tile consists of QUADS quads of four rows.
 //
 // Storage. The x of a tile is either all in shared memory (the tile is near) or not at all (the tile is far), so the
-// lanes of a warp do not diverge. All quads of a far tile are loaded before the tile is processed: when a quad has been
-// used, a quad of the next tile is loaded to its registers. Of a near tile only one quad is loaded ahead.
+// lanes of a warp do not diverge. Of a far tile, all quads are loaded ahead: when a quad of a tile has been used, the
+// same quad of the next tile is loaded to its registers. Of a near tile, only one quad is loaded ahead.
 //
 // Memory ordering. A warp reads what other warps of its block have stored in shared memory. Block barriers of phase 1,
 // and of the exchange of maxima, precede these reads.
@@ -38,8 +38,8 @@ struct Rows {
         const u32 row_in_groups = u32(team * BLOCK_ROWS) + u32(block_row) % BLOCK_ROWS;
         return u64(u32(block_row) / BLOCK_ROWS) * u32(teams * BLOCK_ROWS) + row_in_groups;
     }
-    // The rstd or mean of a row: `shared` is the block's array, `global` the tensor's. For a row that does not exist
-    // the result is 0, or with KNOWN undefined.
+    // Returns the rstd or mean of a row: with KNOWN from `shared`, the block's array, else from `global`, the tensor's
+    // array. For a row that does not exist the result is 0, or with KNOWN undefined.
     __device__ __forceinline__ float statistic(const float* shared, const float* global, int block_row) const {
         if constexpr (KNOWN) return shared[block_row];
         const i64 row = global_row(block_row);
@@ -129,8 +129,8 @@ struct Piece {
     int scales;                     // the offset in Rows::scales of the scales of the first four rows
     typename Offset<NEAR>::type x;  // the offset of the next quad to load, in Rows::x or ForwardParams::x
 
-    // Places this lane's part of `tile`. After the last tile (tile.down < 0) the offsets are those of a tile that may
-    // be read, so that loads of quads need no condition.
+    // Computes the place of this lane's part of `tile`. If tile.down < 0, no tile is left. Then the offsets are those
+    // of a tile that exists, so that quads can be loaded without a condition.
     __device__ __forceinline__ Piece(const Rows& rows, const Position& tile) {
         const ForwardParams& p = rows.p;
         const int lane = threadIdx.x % 32;
@@ -186,24 +186,24 @@ struct Piece {
     }
 };
 
-// The tiles that a warp quantises, among the tiles of `strips` strips, which are all near or all far. A strip is here
-// one column of the block's tiles.
+// The tiles that a warp quantises, among the tiles of `across` tile columns, which are all near or all far. A tile
+// column is all tiles of the block that have the same columns of the tensor.
 template <bool NEAR>
 struct Tiles {
     static constexpr int AHEAD = NEAR ? 1 : QUADS;  // quads in flight
     const Rows& rows;
-    const int first;           // the index of the first strip (a column of tiles)
-    const int strips;          // the number of strips
+    const int first;           // the index of the first tile column
+    const int across;          // the number of tile columns
     Position tile;             // the tile to load next; none if tile.down < 0
     Quad quads[AHEAD];         // the quads in flight
     Pack<Weight, TC> weights;  // w of the lane's columns of the next tile
     Pack<Weight, TC> biases;   // b of the lane's columns of the next tile
 
-    // The warp gets tiles `index`, index + WARPS, ... Tiles are numbered along the rows, from the last rows to the
-    // first, since L2 may still hold the data that was read last.
-    __device__ __forceinline__ Tiles(const Rows& rows, int first, int strips, int index)
-        : rows(rows), first(first), strips(strips), tile{first, -1} {
-        if (strips > 0) tile = {first + index % strips, rows.count / TILE_ROWS - 1 - index / strips};
+    // The warp gets tiles `index`, index + WARPS, ... Tiles are numbered along the rows of tiles, from the last row of
+    // tiles to the first, since L2 may still hold the data that phase 1 has read last.
+    __device__ __forceinline__ Tiles(const Rows& rows, int first, int across, int index)
+        : rows(rows), first(first), across(across), tile{first, -1} {
+        if (across > 0) tile = {first + index % across, rows.count / TILE_ROWS - 1 - index / across};
     }
 
     // Starts the first loads of x and of the weights.
@@ -230,9 +230,10 @@ struct Tiles {
         piece.x += 4 * AHEAD * (NEAR ? p.resident_columns : p.x_stride);
         Factors factors;
         if (tile.down >= 0) piece.start_load(factors, rows, 0);
-        // With REREADS, block barriers keep the warps in step: 67 million elements then take 5 % less time on an H200.
-        // The same barriers would cost 5 % with half as many elements, most of which are in shared memory.
-        const int rounds = REREADS && strips > 0 ? (rows.count / TILE_ROWS * strips + WARPS - 1) / WARPS : 0;
+        // With REREADS, block barriers keep the warps in step: a tensor of 67 million elements took 5 % less time with
+        // them on an H200. A tensor of half that size, most of which stays in shared memory, took 5 % more time with
+        // them.
+        const int rounds = REREADS && across > 0 ? (rows.count / TILE_ROWS * across + WARPS - 1) / WARPS : 0;
         for (int round = 0; REREADS ? round < rounds : tile.down >= 0; ++round) {
             if constexpr (REREADS) {
                 if (round > 0) __syncthreads();
@@ -241,7 +242,7 @@ struct Tiles {
             const int column = piece.column, columns_left = piece.columns_left;
             const int rows_left = WHOLE ? TR : piece.rows_left;
             const i64 row = piece.row;
-            for (tile.across += WARPS; tile.across >= first + strips; tile.across -= strips) --tile.down;
+            for (tile.across += WARPS; tile.across >= first + across; tile.across -= across) --tile.down;
             const bool more = tile.down >= 0;
             Piece<NEAR> next_piece(rows, tile);
             float weight[TC], bias[TC];

@@ -6,7 +6,7 @@
 //   y = FP8(fp32(x) / fp32(scale)), by div.full, if ROWS_OUT                        [rows, columns]
 //   y_t = the transpose of each batch of rows of y, if COLUMNS_OUT:
 //     [rows / batch_rows, columns, batch_rows]
-// With FIND a NaN in x makes the maximum, and so the scale, NaN.
+// With FIND, if an element of x is NaN, the maximum and the scale are NaN too.
 //
 // Division. A warp takes tiles of ROW_LANES * TR rows by 32 / ROW_LANES * TC columns (tile.cuh). Warp i of all warps of
 // the grid takes tiles i, i + warps, ... With FIND the launch is cooperative: each warp first reads all of its tiles
@@ -14,7 +14,7 @@
 // since L2 may still hold those that were read last.
 //
 // Storage. With FIND a warp keeps in registers the last tile that it has read, and in its part of shared memory up to
-// KEPT tiles before that one. It reads all others again.
+// KEPT tiles before that one. It reads all other tiles again.
 //
 // Memory ordering. Blocks exchange only their maxima (grid_barrier.cuh). A lane reads from shared memory only what it
 // has stored itself.

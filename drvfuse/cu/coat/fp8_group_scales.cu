@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A residual addition, RMSNorm, or both, whose results are FP8 with group scales. Each byte is read and written once.
+// A residual addition, RMSNorm, or both, whose results are FP8 with group scales. Each byte of an operand is read once,
+// and each byte of a result is written once.
 //
 // Computes, in fp32, where s is the scale of the element's group of QB columns:
 //   with ADD   total = a + b, for a and b [rows, columns] in bf16
@@ -17,11 +18,12 @@
 // PACKS packs of 16 columns of the row. A group is held by QB / 16 neighbouring lanes.
 //
 // Storage. Registers: a team's row, and its next row, which is in flight; with HOLD the weights. A lane's pack of bf16
-// has 32 bytes. Two neighbouring lanes are a pair: they load the pack of the first lane together, one half each, then
-// that of the second lane, and exchange halves by shuffles. They store packs in the same way. So every access has whole
-// sectors. Shared memory: the sums of the warps of a team.
+// has 32 bytes. Two neighbouring lanes are a pair. With ALIGNED they load the pack of the first lane together, one half
+// each, then the pack of the second lane, and exchange halves by shuffles. Before stores they exchange halves too, and
+// store each pack together. So every access has whole sectors. Shared memory: the sums of the warps of a team.
 //
-// Memory ordering. Blocks share nothing and wait for nothing. Warps of a team exchange sums as teams.cuh describes.
+// Memory ordering. Blocks exchange no data and do not wait for one another. Warps of a team exchange sums as teams.cuh
+// describes.
 //
 // PDL. Before the wait for the producer, a block reads only the weights that stay in registers. It triggers right after
 // the wait (early_trigger) or after its last store.
@@ -157,8 +159,9 @@ __device__ __forceinline__ void store_group(const GroupParams& p, u8* values, u1
     if (column % QB == 0) scales[row * ((p.columns + QB - 1) / QB) + column / QB] = scale;
 }
 
-// Adds this lane's packs of a and b at `column`, and stores their sum and x with its scale. Sets `word` and `scale` to
-// the FP8 elements of x and the bf16 bits of their scale, or to 0 if the pack does not exist.
+// Adds this lane's packs of a and b at `column`, and stores their sum, in bf16 as `sum` and quantised as x with its
+// scale. Sets `word` and `scale` to the FP8 elements of x and the bf16 bits of their scale, or to 0 if the pack does
+// not exist.
 __device__ __forceinline__ void add_pack(const GroupParams& p, Bf16Pack& a, Bf16Pack& b, i64 row, int column,
                                          u32 (&word)[4], u16& scale) {
     if constexpr (ALIGNED) exchange_halves(a), exchange_halves(b);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forward pass of FP8 RMSNorm or LayerNorm of many rows in one launch (plan `ManyRows`). Each block quantises the
-// same part of the tensor that it has reduced, and keeps as much of it in shared memory as fits.
+// part of the tensor whose sums it has computed, and keeps as much of this part in shared memory as fits.
 //
 // Computes rstd, the scale, qy and qy_t, with LAYER also mean, from x, its group scales, w and b. forward.cuh has the
 // formulas, shapes, dtypes and numerics, and `ForwardParams` the layout.
 //
-// Division. The launch is cooperative, with at most one block per multiprocessor. PARTS blocks form a team. Team t
-// takes the groups of BLOCK_ROWS rows t, t + teams, ..., and each block of a team has `part_columns` columns, whole
-// segments, of the team's rows. In phase 1 a block works on `chunk_rows` rows at a time.
+// Division. The launch is cooperative, with at most one block per multiprocessor. PARTS blocks form a team. A group is
+// BLOCK_ROWS consecutive rows. Team t takes groups t, t + teams, ..., and each block of a team has `part_columns`
+// columns, whole segments, of the team's rows. In phase 1 a block works on a chunk of `chunk_rows` rows at a time.
 //   Phase 1   A warp takes batches of BATCH rows of one segment of 512 columns. It computes each row's sum of squares
 //             and largest |x * s * w| over the segment. The blocks of a team exchange the sums, which give the rows'
 //             rstd, and with it the block's estimate of the largest |y|.
@@ -20,19 +20,19 @@
 // decide the scale, the blocks read x once more.
 //
 // Storage. Shared memory: x of the first `resident_columns` columns of all rows of the block; with KNOWN the scales,
-// rstd and mean of these rows; the sums of a chunk of rows by segment, and one maximum of each row. Registers: a warp's
-// batch and the next batch, which is in flight; in phase 2 the quads of a tile.
+// rstd and mean of these rows; the sums of a chunk of rows by segment, and one maximum for each row of the chunk.
+// Registers: a warp's batch and the next batch, which is in flight; in phase 2 the quads of a tile.
 //
 // Memory ordering. Warps of a block exchange values through shared memory, with block barriers between stores and
 // loads. The blocks of a team exchange the sums of a row's segments as words of grid_words.cuh, each of which carries
 // its own readiness; LayerNorm's two sums have separate words. No block stores a word before it has read the epoch.
 // After the exchange of estimates, block 0 has read a word of every block, so it may advance the epoch.
 //
-// Traffic. Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (counters show 1 + 2 / 16,
+// Traffic. Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (profilers show 1 + 2 / 16,
 // since each lane loads the scale of its 16 columns). Elements that are not in shared memory, and scales without KNOWN,
-// are read again each time that x is needed again, and for phase 2. 2 bytes are written. Each row's rstd adds 4, and so
-// does its mean. The weights are read once per warp and change of segment in phase 1, and once per tile and row of
-// lanes in phase 2.
+// are read again each time that phase 1 needs x again, and in phase 2. 2 bytes are written. Each row adds 4 bytes for
+// rstd and, with LAYER, 4 for mean. In phase 1 a warp reads weights each time that it begins another segment. In phase
+// 2 the weights of a tile are read ROW_LANES times, once by each of the lanes that have the same columns.
 //
 // PDL. Before the wait for the producer, nothing in global memory is read. A block triggers right after its first loads
 // (early_trigger) or after its last store.
@@ -40,7 +40,8 @@
 #include "coat/forward_meeting.cuh"
 
 constexpr int PARTS = DRVFUSE_PARTS;  // blocks that share a group of rows
-// Whether near tiles are loaded only after all far tiles are stored, as far tiles leave no registers for them.
+// Whether the first loads of near tiles are issued only after all far tiles are stored, since far tiles leave no
+// registers for them.
 constexpr bool LOADS_NEAR_LATE = LAYER && AFFINE;
 static_assert(KNOWN || PARTS == 1, "p.rstd is read by the block that has written it");
 static_assert(!GUESSED || PARTS == 1, "a block guesses the rstd of whole rows");
@@ -94,8 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     float largest_weight = 0.0f, largest_bias = 0.0f;  // the largest |w| and |b| that this thread has used
     bool given_up = false;                             // a wait of this thread has timed out
     float w[PACK];
-    // For each row of a batch: adds `own` over the lanes, and stores the sum in shared memory. If `magnitudes`, also
-    // raises the row's maximum to the greatest value that `largest` has in any lane.
+    // For each row of a batch: adds `own` over the lanes, and stores the sum in `sums`. If `magnitudes`, also raises
+    // the row's maximum in `products` to the greatest value that `largest` has in any lane.
     const auto store_sums = [&](float (&own)[BATCH], u32(&largest)[BATCH], bool magnitudes, const Position& position) {
         const int row = position.down - first;
         const float sum = sum_lanes(own);
@@ -112,8 +113,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
             }
         }
     };
-    // Exchanges the sums of the chunk's rows with the other blocks of the team, so that `sums` has all segments.
-    // `which` is 0, or 1 for LayerNorm's second sums, which have separate words. Contains block barriers.
+    // Exchanges the sums of the chunk's rows with the other blocks of the team, so that this block's `sums` has the
+    // sums of all segments. `which` is 0, or 1 for LayerNorm's second sums, for which there are separate words.
+    // Contains block barriers.
     const auto share_sums = [&](int which) {
         if constexpr (PARTS > 1) {
             u64* const sum_words = words->sums + which * (p.rows * all_segments);
@@ -250,14 +252,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     estimate = ptx::warp_max(is_reliable(estimate, largest_weight, largest_bias) ? estimate : UNDECIDED);
     if (lane == 0) atomicMax(&meetings.estimate.of_block, estimate);
 
-    const int strips = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;  // the number of columns of tiles
-    const int near_strips = min(strips, p.resident_columns / TILE_COLUMNS);
+    const int across = (width + TILE_COLUMNS - 1) / TILE_COLUMNS;            // the number of tile columns
+    const int near_across = min(across, p.resident_columns / TILE_COLUMNS);  // tile columns with x in shared memory
     const int far_count =
-        count / TILE_ROWS * (strips - near_strips);  // far tiles of the block (x not in shared memory)
+        count / TILE_ROWS * (across - near_across);  // far tiles of the block (x not in shared memory)
     // Near tiles (x in shared memory) go to the warps in the order in which these finish their far tiles.
     const int near_index = (warp + WARPS - far_count % WARPS) % WARPS;
-    Tiles<false> far_tiles(rows, near_strips, strips - near_strips, warp);
-    Tiles<true> near_tiles(rows, 0, near_strips, near_index);
+    Tiles<false> far_tiles(rows, near_across, across - near_across, warp);
+    Tiles<true> near_tiles(rows, 0, near_across, near_index);
     publish_maximum(words, 0, meetings.estimate, meetings.epoch);
     far_tiles.start_first_loads();
     if (!LOADS_NEAR_LATE) near_tiles.start_first_loads();

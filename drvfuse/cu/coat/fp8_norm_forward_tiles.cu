@@ -7,9 +7,10 @@
 //
 // Division. The launch is cooperative. A strip is BLOCK_ROWS rows of the tensor. Each segment of 512 columns of a strip
 // belongs to SPLIT blocks, and the blocks of a strip have consecutive indices. With SPLIT 1 a block has a whole
-// segment, else every SPLITth pair of neighbouring packs of it. A lane has TR rows of one pack of 16 columns. Of the 32
-// lanes of a warp, four have different packs of the same rows, in two pairs of neighbouring packs, and eight have
-// different rows of the same pack. So whole sectors of 32 bytes of qy and of qy_t are written at once.
+// segment, else every SPLITth pair of neighbouring packs of it. A lane has TR rows of one pack of 16 columns. The lanes
+// of a warp form 8 rows of 4 lanes. The 4 lanes of such a row have different packs of the same rows of the tensor, in
+// two pairs of neighbouring packs. The 8 lanes of a column have the same pack of different rows. So whole sectors of 32
+// bytes of qy and of qy_t are written at once.
 //   Phase 1         Each lane computes, for each of its rows, the sum of squares and the largest |x * s * w| of its
 //                   pack. Each block adds the packs that it has.
 //   Row exchange    The blocks of a strip exchange these sums and maxima. Each block completes the sums, so it has the
@@ -37,11 +38,11 @@
 // The word of a strip in the grid exchange is stored by a block that has read words of every block of the strip; with w
 // and b every block stores a word in the grid exchange. So when block 0 has read all words of a grid exchange, every
 // block has read the epoch, and block 0 may advance it.
-// Failure: scratch.cuh. After a time-out qy, qy_t, the scale, mean and rstd are undefined.
+// Failure: see scratch.cuh. After a time-out qy, qy_t, the scale, mean and rstd are undefined.
 //
-// Traffic. Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (counters show 1 + 2 / 16,
-// since each lane loads the scale of its 16 columns) and 2 are written. Each row's rstd adds 4, and so does its mean.
-// Each row of lanes reads the weights once.
+// Traffic. Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (profilers show 1 + 2 / 16,
+// since each lane loads the scale of its 16 columns) and 2 are written. Each row adds 4 bytes for rstd and, with LAYER,
+// 4 for mean. The weights of a pack are read once by each of the lanes that have the pack.
 //
 // PDL. Before the wait for the producer, a block reads only RMSNorm's w. It triggers right after its loads
 // (early_trigger) or after its last store.

@@ -13,39 +13,42 @@
 // the sum of GRADIENTS bf16 arrays [rows, columns], rounded to bf16 after each addition. All else is in fp32 and IEEE
 // arithmetic.
 //
-// Division. The launch is cooperative, with at most one block per segment. A block takes whole segments. Segment s of
-// `segments` has rows s, s + segments, ..., so that all blocks process neighbouring rows at any time. The first
-// segments may have one row more, and the first blocks also add columns, so the last block has the first segment. Team
-// t of the block's TEAMS teams takes rows t, t + TEAMS, ... of a segment. Each thread of a team has PACKS packs of 8
-// columns of a row. A pack has 8 columns so that a warp accesses 512 contiguous bytes of g and dx: with 16, each sector
-// would be written in two halves. When a segment is complete, its sums are published, and each block adds the segments
-// of some columns (backward_sums.cuh).
+// Division. The launch is cooperative, with at most one block per segment. A segment is a set of rows, and a block
+// takes whole segments. Segment s of `segments` has rows s, s + segments, ..., so that all blocks process neighbouring
+// rows at any time. The first segments may have one row more than the others, and the first blocks also add segments at
+// the end. So the work is balanced by giving the first segment to the last block. Team t of the block's TEAMS teams
+// takes rows t, t + TEAMS, ... of a segment. Each thread of a team has PACKS packs of 8 columns of a row. A pack has 8
+// columns so that a warp accesses 512 contiguous bytes of g and dx: with packs of 16 columns, each sector would be
+// written in two halves. When a block has added a segment, it publishes the segment's sums. In the end each block takes
+// some of the columns and adds the sums of all segments for them (backward_sums.cuh).
 //
 // Storage. Registers: a thread's packs of the current row, xhat and wdy, and its sums for dw and db over the rows.
 // Shared memory: w in fp32, sums of teams and warps, and a ring of rows that bulk copies fill (backward_ring.cuh). With
 // RING 0 there is no ring, and the loads of a row are issued as soon as the registers of the row before it are free,
-// before the reduction of c1. A team adds the last KEPT + 1 rows of a segment to the sums before their dx is computed,
-// so that other blocks get these sums earlier; KEPT of these rows are read from the ring twice.
+// before the reduction of c1. A team adds its last KEPT + 1 rows of a segment to the sums before the dx of these rows
+// is computed, so that other blocks get these sums earlier; KEPT of these rows are read from the ring twice.
 //
 // Order of sums. dw and db: the rows of a team in order (fma), the teams in order, then strand i of STRANDS adds
 // segments i, i + STRANDS, ..., and the strands are added in order; the result is rounded once. c1 and c2: the 8
 // elements of a pack in order, the packs of a thread, a butterfly over the lanes, the warps in order. So all results
 // have the same bits in every run and on every grid.
 //
-// Memory ordering. Between blocks: backward_sums.cuh. Without WEIGHTED, blocks share nothing and wait for nothing.
-// Between the warps of a team: Products::add_over_team() and backward_ring.cuh.
-// Failure: scratch.cuh. After a time-out dw and db are not written.
+// Memory ordering. Between blocks: see backward_sums.cuh. Without WEIGHTED, blocks exchange no data and do not wait for
+// one another. Between the warps of a team: see Products::add_over_team() and backward_ring.cuh.
+// Failure: see scratch.cuh. After a time-out dw and db are not written.
 //
-// Traffic. Global bytes per element: 1 + 2 / QB for x (with RING 0: 1 + 2 / 8), 2 * GRADIENTS for g, 2 for dx. Per row:
-// 4 for rstd in each warp of a team. Per column: w for each block, dw, and for each segment 4 bytes that are written, 4
-// that are read and 4 that are cleared.
+// Traffic. Global bytes per element: 1 + 2 / QB for x (with RING 0: 1 + 2 / 8), 2 * GRADIENTS for g, 2 for dx. Per row,
+// in each warp of a team: 4 for rstd, with CENTRED 4 for mean. Per column, with WEIGHTED: w for each block, dw, and for
+// each segment a word of 4 bytes that is written, read and cleared; with CENTRED also db and a second word for each
+// segment.
 //
 // PDL. Before the wait for the producer nothing is read. A block triggers right after the wait (early_trigger) or after
 // its last store.
 #include "coat/backward_ring.cuh"
 #include "coat/backward_sums.cuh"
 
-// A team adds the last KEPT + 1 rows of a segment to the sums before it computes their dx. KEPT is less than RING.
+// A team adds its last KEPT + 1 rows of a segment to the sums before it computes the dx of these rows. KEPT is less
+// than RING, or 0 without a ring.
 constexpr int KEPT = DRVFUSE_KEPT;
 // Warps of a team that issue the ring's copies and load no weights, since these loads would delay the copies.
 constexpr int COPIERS = RING > 0 && TEAM_WARPS > 1;
@@ -123,7 +126,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
             to += jump * p.columns;
         }
         // The sums are published before the dx of the last kept + 1 rows is stored. A team that has one row less than
-        // others skips the last row.
+        // other teams of the block skips the last row.
         if constexpr (KEPT > 0) {
 #pragma unroll 1
             for (int n = 0; n < kept; ++n) {
@@ -143,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
             if constexpr (CENTRED) store_segment(p, words + ROW_QUADS * 4, shared, team, member, db);
         }
         // Teams without a last row call this too, for its barrier: racecheck of compute-sanitizer derives no order
-        // between teams if some pass fewer barriers.
+        // between teams if some teams pass fewer barriers than others.
         products.add_over_team(warp_sums[set], team, warp);
         set ^= 1;
         if (has_last) products.store(to + kept * jump * p.columns, saved.rstd, inverse, p.columns, member);

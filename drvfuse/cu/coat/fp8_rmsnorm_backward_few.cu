@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The backward pass of FP8 RMSNorm of few rows, or with CENTRED of FP8 LayerNorm. It computes dw (and db) by columns
-// and dx by rows, independently of each other. Each of the two reads all of x and g, the second mostly from L2.
+// and dx by rows, independently of each other. Each of these two computations reads all of x and g; the later one finds
+// most of them in L2.
 //
 // Computes dx, dw and db by the formulas of fp8_rmsnorm_backward.cu, with the same operands.
 //
@@ -18,11 +19,11 @@
 // i + WARPS, ..., and the strands are added in order; the result is rounded once. c1 and c2 as in
 // fp8_rmsnorm_backward.cu. All operations are IEEE.
 //
-// Memory ordering. Blocks share nothing and wait for nothing. Warps of a block exchange sums through shared memory,
-// with block barriers between stores and loads.
+// Memory ordering. Blocks exchange no data and do not wait for one another. Warps of a block exchange sums through
+// shared memory, with block barriers between stores and loads.
 //
-// Traffic. The global bytes of fp8_rmsnorm_backward.cu without the words that its blocks exchange; x, its scales, g and
-// rstd are read twice.
+// Traffic. The global bytes are those of fp8_rmsnorm_backward.cu, except that x, its scales, g, rstd and mean are read
+// twice and that there are no words which blocks exchange.
 //
 // PDL. With WEIGHTS_FIRST, which is for early triggers, a block reads w before the wait for the producer; everything
 // else is read after the wait. A block triggers right after the wait (early_trigger) or after its last store.
@@ -34,8 +35,8 @@ constexpr int WARPS = THREADS / 32;                    // warps of a block; also
 constexpr bool WEIGHTS_FIRST = DRVFUSE_WEIGHTS_FIRST;  // w is read before the wait for the producer
 constexpr int BATCH = 4;                               // rows of a quartet whose loads are in flight at the same time
 
-// Adds the rows of this thread's quartet (`threadIdx.x / 4`) for this thread's pack, which begins at `column`: sums[0]
-// for dw, sums[1] for db.
+// Adds the rows of this thread's quartet (`threadIdx.x / 4`) for this thread's pack, which begins at `column`. Sets
+// sums[0] to the sums for dw and, with CENTRED, sums[1] to those for db.
 __device__ __forceinline__ void add_quartet(const BackwardParams& p, int column, float (&sums)[SUMS][WIDTH]) {
     clear(sums);
     const int valid = p.columns - column;
@@ -67,9 +68,9 @@ __device__ __forceinline__ void add_quartet(const BackwardParams& p, int column,
     }
 }
 
-// Adds the sums of all quartets, and stores dw and db of the slice that begins at column `first`. Called by all threads
-// of the block, with the results of add_quartet(); contains block barriers. `shared` has room for
-// [SUMS][QUARTETS][SLICE].
+// Adds the sums of all quartets, and stores dw and db of the slice that begins at column `first`. `sums` has this
+// thread's results of add_quartet(), and `shared` has room for [SUMS][QUARTETS][SLICE] floats. Called by all threads of
+// the block; contains block barriers.
 __device__ __forceinline__ void store_slice(const BackwardParams& p, int first, float* shared,
                                             const float (&sums)[SUMS][WIDTH]) {
     const int warp = threadIdx.x / 32, column = first + threadIdx.x % SLICE;

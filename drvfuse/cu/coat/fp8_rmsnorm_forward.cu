@@ -7,10 +7,11 @@
 //
 // Division. The launch is cooperative, with at most one block per multiprocessor. Both phases divide the whole tensor
 // among all blocks, in different ways.
-//   Phase 1   Block b takes the groups of BLOCK_ROWS rows b, b + gridDim.x, ... A warp of the block takes BATCH rows of
-//             one segment of 512 columns, and each lane 16 columns of these rows. The warp computes each row's sum of
-//             squares and largest |x * s * w| over the segment. Threads of the block then combine the segments of each
-//             row: this gives the rows' rstd, and the block's estimate of the largest |y|.
+//   Phase 1   A group is BLOCK_ROWS consecutive rows. Block b takes groups b, b + gridDim.x, ..., in chunks of
+//             `chunk_rows` rows. A warp of the block takes BATCH rows of one segment of 512 columns, and each lane 16
+//             columns of these rows. The warp computes each row's sum of squares and largest |x * s * w| over the
+//             segment. Threads of the block then combine the segments of each row: this gives the rows' rstd, and the
+//             block's estimate of the largest |y|.
 //   Exchange  The blocks exchange their estimates, and every block computes the scale (forward_meeting.cuh).
 //   Phase 2   Warp i of all warps of the grid takes tiles i, i + warps, ..., quantises them, and stores them in qy and
 //             qy_t. Tiles and lanes: tile.cuh.
@@ -20,13 +21,15 @@
 // by segment, and the rstd of each warp's tile; in a grid of one block the rstd of all rows.
 //
 // Memory ordering. Warps of a block exchange sums through shared memory, with block barriers before and after the
-// reduction of a chunk. The rows of a tile may have been reduced by other blocks. So the block that reduces a row
-// publishes its rstd as a word of grid_words.cuh, and a warp polls the words of its tile's rows: those of its first
-// tile in the wait for the maxima, those of later tiles before these are quantised. A word carries its own readiness.
+// reduction of a chunk. The rstd of a tile's rows may have been computed by other blocks. So the block that computes
+// the rstd of a row publishes it as a word of grid_words.cuh, and a warp polls the words of its tile's rows: those of
+// its first tile in the wait for the maxima, those of later tiles before these are quantised. A word carries its own
+// readiness.
 //
-// Traffic. Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read twice (counters show 1 + 2 /
-// 16, since each lane loads the scale of its 16 columns), and 2 are written. Each row's rstd adds 4. The weights are
-// read once per warp and segment in phase 1, and once per tile and row of lanes in phase 2.
+// Traffic. Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read twice (profilers show 1 + 2 /
+// 16, since each lane loads the scale of its 16 columns), and 2 are written. Each row adds 4 bytes for rstd. In phase 1
+// a warp reads weights each time that it begins another segment. In phase 2 the weights of a tile are read ROW_LANES
+// times, once by each of the lanes that have the same columns.
 //
 // PDL. Before the wait for the producer, a warp reads only its first weights of each phase. A block triggers right
 // after the wait (early_trigger) or after its last store.
@@ -59,9 +62,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     __shared__ Meetings meetings;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int segments = (p.columns + SEGMENT - 1) / SEGMENT;
-    // Shared memory, in this order: rstd of the rows of each warp's tile [WARPS][TILE_ROWS]; the sums of squares of a
-    // chunk of rows [segments][chunk_rows]; the bits of their largest |x * s * w| [segments][chunk_rows]; in a grid of
-    // a single block rstd of all rows.
+    // Shared memory, in this order: rstd of the rows of each warp's tile [WARPS][TILE_ROWS]; for each segment and row
+    // of a chunk the sum of squares [segments][chunk_rows]; for each of these the bits of the largest |x * s * w|
+    // [segments][chunk_rows]; in a grid of a single block rstd of all rows.
     float* tile_rstds = reinterpret_cast<float*>(dynamic) + warp * TILE_ROWS;
     float* sums = reinterpret_cast<float*>(dynamic) + WARPS * TILE_ROWS;
     u32* products = reinterpret_cast<u32*>(sums + segments * p.chunk_rows);
@@ -163,8 +166,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     estimate = ptx::warp_max(largest_weight <= WEIGHT_LIMIT ? estimate : UNDECIDED);
     if (lane == 0) atomicMax(&meetings.estimate.of_block, estimate);
 
-    // The rstd of a tile's rows, some of which other blocks have reduced: lane l waits for rows l, l + 32, ... of the
-    // tile.
+    // The rstd of a tile's rows, which other blocks may have computed: lane l waits for the rstd of rows l, l + 32, ...
+    // of the tile.
     constexpr int LANE_ROWS = (TILE_ROWS + 31) / 32;
     Awaited awaited[1 + LANE_ROWS] = {};
     const auto name_awaited_rows = [&] {

@@ -6,13 +6,14 @@
 // and numerics, and `ForwardParams` the layout.
 //
 // Division. The grid is one block, or one cluster of CLUSTER blocks; the launch is not cooperative. Block b has
-// SEGMENTS segments of 512 columns of all rows, from segment b * SEGMENTS on; the last blocks of a cluster may have
-// none. A warp has BATCH rows of one segment, and each lane 16 columns of these rows. The number of rows is rounded up
-// to BLOCK_ROWS; the rows beyond the last one count as 0.
+// SEGMENTS segments of 512 columns of all rows, from segment b * SEGMENTS on; the last blocks of a cluster may have no
+// segment. A warp has BATCH rows of one segment, and each lane 16 columns of these rows. The number of rows is rounded
+// up to BLOCK_ROWS; the rows beyond the last one count as 0.
 //   Phase 1   For each of its rows a warp computes the sum of squares, and the largest |x * s * w|, over its segment.
-//   Exchange  Each warp sends these pairs to all blocks. Every warp then adds the segments of all rows in order, so
-//             each warp has the rstd of all rows and the tensor's estimate of the largest |y|. All warps compute the
-//             same estimate. If it does not decide the scale, they exchange the exact largest |y| of their rows.
+//   Exchange  Each warp sends these pairs of a sum and a maximum to all blocks. Every warp then adds the segments of
+//             all rows in order, so each warp has the rstd of all rows and the tensor's estimate of the largest |y|.
+//             All warps compute the same estimate. If it does not decide the scale, they exchange the exact largest |y|
+//             of their rows.
 //   Phase 2   Each warp quantises its packs, which are still in registers, and stores them in qy. For qy_t the bytes
 //             pass through shared memory, where a column of the block has BLOCK_ROWS consecutive bytes. A store to qy_t
 //             takes RUN bytes of a column, and neighbouring threads store neighbouring bytes. With one row qy_t has the
@@ -21,18 +22,18 @@
 // Storage. Registers: x, scales and weights, from the first load to the end. Shared memory: the pairs of all rows and
 // segments, and the transposed tile. Global memory: only operands and results; the workspace is not used.
 //
-// Memory ordering. Exchange 0 (`set` 0) carries the estimates, and exchange 1 (`set` 1) the exact maxima. Each happens
-// at most once in a launch, so no pair is overwritten. In a cluster the pairs are sent as cluster_exchange.cuh
-// describes: a warp's wait on its block's mbarrier makes all pairs of the set visible. In a single block a block
-// barrier does. Sends follow the wait at the cluster's barrier, where every block has arrived after it had initialised
-// its mbarriers. A block exits only after it has received the pairs of every warp of the cluster in each exchange that
-// takes place, and nothing is sent later, so nothing is sent to a block that has exited. The blocks of a cluster run at
-// the same time, so these waits end and need no time-out. Threads read the bytes of the transposed tile after a block
-// barrier.
+// Memory ordering. Exchange 0 (`set` 0) carries the sums and the maxima of |x * s * w|, and exchange 1 (`set` 1) the
+// exact maxima. Each happens at most once in a launch, so no pair is overwritten. In a cluster the pairs are sent as
+// cluster_exchange.cuh describes: a warp's wait on its block's mbarrier makes all pairs of the set visible. In a single
+// block a block barrier makes them visible. Sends follow the wait at the cluster's barrier, where every block has
+// arrived after it had initialised its mbarriers. A block exits only after it has received the pairs of every warp of
+// the cluster in each exchange that takes place, and nothing is sent later, so nothing is sent to a block that has
+// exited. The blocks of a cluster run at the same time, so these waits end and need no time-out. Threads read the bytes
+// of the transposed tile after a block barrier.
 //
-// Traffic. Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (counters show 1 + 2 / 16,
-// since each lane loads the scale of its 16 columns) and 2 are written. Each row's rstd adds 4. Each warp reads its
-// weights once.
+// Traffic. Global bytes per element, with one scale per QB columns: 1 + 2 / QB are read (profilers show 1 + 2 / 16,
+// since each lane loads the scale of its 16 columns) and 2 are written. Each row adds 4 bytes for rstd. Each warp reads
+// its weights once.
 //
 // PDL. Before the wait for the producer, a block reads only the weights. It triggers right after the wait
 // (early_trigger) or after its last store.
@@ -50,13 +51,13 @@ static_assert(BATCH == 4 || (BATCH == 1 && BLOCK_ROWS == 1), "rows are transpose
 static_assert(BLOCK_ROWS <= 32, "a lane for each row");
 
 // The pairs that warps send one another: pairs[set][segment * BLOCK_ROWS + row]. In set 0 a pair is the sum of squares
-// of the row in the segment, and the bits of its largest |x * s * w|. In set 1 it is the row's maximum over the
-// segment, as exact_maxima() computes it, and 0.
+// of the row over the segment, and the bits of the row's largest |x * s * w| in the segment. In set 1 a pair is the
+// row's maximum over the segment, from exact_maxima(), and 0.
 using Exchange = ClusterExchange<MAX_PAIRS>;
 
-// Sends the pair (first, second) of a row to all blocks, as pair `index` of set `set`. Called by a whole warp, in which
-// each lane passes the pair of the row whose sum it has; the SUM_LANES lanes with the same row divide the blocks among
-// themselves.
+// Sends the pair (first, second) of a row to all blocks, as pair `index` of set `set`. Called by a whole warp. Each
+// lane passes the pair of the row whose sum sum_lanes() has returned to the lane; the SUM_LANES lanes with the same row
+// divide the blocks among themselves.
 __device__ __forceinline__ void send_pair(Exchange& exchange, u32 set, int index, u32 first, u32 second) {
     const int share = threadIdx.x % SUM_LANES;
     if constexpr (CLUSTER > 1) {
@@ -78,8 +79,8 @@ __device__ __forceinline__ void await_pairs(Exchange& exchange, u32 set) {
     }
 }
 
-// Returns the element of `values` that belongs to the row whose sum this lane has. It is found in steps that each halve
-// the number of candidates, since a variable index would place the array in local memory.
+// Returns the element of `values` for the row whose sum sum_lanes() has returned to this lane. The element is found in
+// steps that each halve the number of candidates, since a variable index would place the array in local memory.
 __device__ __forceinline__ u32 value_of_lane(const u32 (&values)[BATCH]) {
     u32 candidates[BATCH];
     int mask = 16;

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Teams of warps that hold one row in registers and add values over the row.
+// Teams of warps. A team holds one row in registers and adds values over the row.
 //
 // Division. A block has TEAMS teams of TEAM_WARPS warps each; a team works on one row at a time. A row consists of
 // segments of 512 columns, and a segment of 32 packs of 16 columns. Pack i of lane l of the team's warp m has columns
 // 16 * l to 16 * l + 15 of segment i * TEAM_WARPS + m. A thread has PACKS packs.
 //
 // Order of a sum. The caller adds the elements of each pack. Then the 32 packs of a segment are added by butterfly, and
-// the segments in order from +0. So the order depends only on the columns.
+// the segments in order from +0. So the order depends only on the number of columns.
 //
 // Memory ordering. All threads of a team call `sum` and `any` together. Warps of a team exchange the sums of segments
-// through shared memory: they store them, pass the team's named barrier, and load them. There are two sets of words,
-// which sums use alternately, so one barrier per sum suffices: a warp that stores to a set has passed the barrier of
-// the previous sum. Every warp arrived there after it had loaded the earlier words of this set.
+// through shared memory: they store them, pass the team's named barrier, and load them. Two sets of words are used
+// alternately, so one barrier per call of `sum` suffices: a warp that stores to a set has passed the barrier of the
+// previous call, and every warp arrived at that barrier after it had loaded the words that the set held two calls
+// before.
 #pragma once
 #include "common/fp8_rows.cuh"
 #include "ptx/special.cuh"

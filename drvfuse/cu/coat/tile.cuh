@@ -7,8 +7,8 @@
 //
 // Registers. The kernel quantises four rows (a quad) at a time, stores these four rows itself, and passes them to
 // `Turned::take`, which transposes them. After the last quad a lane has TR consecutive bytes of each of its columns,
-// which `store_turned` stores. Sectors of 32 bytes are written whole if ROW_LANES * TR is at least 32; it is smaller
-// only for tensors with fewer rows. Threads exchange nothing.
+// which `store_turned` stores. Sectors of 32 bytes are written whole if ROW_LANES * TR is at least 32; this number is
+// smaller only for tensors with fewer than 32 rows. Threads exchange nothing.
 #pragma once
 #include "common/fp8_rows.cuh"
 

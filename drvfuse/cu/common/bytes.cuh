@@ -32,9 +32,9 @@ __device__ __forceinline__ bool is_whole(const Spot& spot) {
     return spot.remaining >= 16 && misalignment(spot.address) == 0;
 }
 
-// Returns the index of this lane in its warp. The compiler does not know that each call returns the same number.
+// Returns the index of this lane in its warp. The compiler is kept from knowing that each call returns the same number.
 // Otherwise it would compute all values that depend on the lane alone at the start of the kernel, and keep them in
-// registers that the kernels need.
+// registers that are needed for other values.
 __device__ __forceinline__ u32 fresh_lane() {
     u32 lane = threadIdx.x % 32;
     ptx::forget(lane);
@@ -147,8 +147,8 @@ __device__ __forceinline__ void packs_of_run(u32 (&word)[4], const Loaded& loade
         part |= __shfl_xor_sync(0xffffffffu, part, 1);
         part |= __shfl_xor_sync(0xffffffffu, part, 2);
         const u32 other = __shfl_xor_sync(0xffffffffu, part, 16);
-        // With 33 slices one lane has the first and the last. It combines their bytes, which do not overlap: the first
-        // slice has bytes at offsets from `skipped` on, the last one at lower offsets.
+        // With 33 slices one lane has the first and the last slice. It combines the bytes of both, whose offsets
+        // differ: the first slice has bytes at offsets from `skipped` on, the last one at lower offsets.
         if (run.last() == 32) part |= other;
         const u32 from = run.index() == 0 ? 0 : 16;
 #pragma unroll
@@ -216,8 +216,8 @@ __device__ __forceinline__ bool some_are_not_whole(const At& at) {
 
 // Loads K packs of each lane; at(k) returns the place of pack k. Words of a pack that does not exist are undefined.
 // First the loads of all packs that are whole and aligned are issued. Then the warp votes on whether it has other
-// packs, and loads these in runs. With `all_whole` the caller knows that there are no other packs, and there is no
-// vote. Called by whole warps.
+// packs, and loads these in runs. With `all_whole` the caller says that all packs that exist are whole and aligned, and
+// the warp does not vote. Called by whole warps.
 template <int K, typename At>
 __device__ __forceinline__ void load_packs(u32 (&words)[K][4], bool all_whole, const At& at) {
 #pragma unroll

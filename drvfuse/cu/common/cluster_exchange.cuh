@@ -2,14 +2,15 @@
 // An exchange of pairs of words between the blocks of a cluster. The bytes complete on an mbarrier of the receiving
 // block: a thread that has waited for the mbarrier may read all pairs of the exchange. Global memory is not used.
 //
-// There are two sets of pairs, each with an mbarrier. An exchange uses one set. A kernel that uses a set again must
-// prove that no thread still reads it, as cluster_reduce.cuh does.
+// There are two sets of pairs, each with an mbarrier. An exchange uses one set. A kernel may use a set again only when
+// no thread still reads the set; cluster_reduce.cuh proves this for its exchanges.
 //
-// Memory order. The pairs are stored by st.async, which completes on the receiving block's barrier object; a wait with
+// Memory order. The pairs are stored by st.async, which completes on the receiving block's mbarrier; a wait with
 // acquire at cluster scope for the phase that counts these bytes makes them visible. `init` is followed by an arrival
-// at the cluster's barrier, and ptx::cluster_wait() comes before the first `send`: no block sends to one that has not
-// begun or has not initialised its barrier objects. Bytes may arrive before `expect`, since the phase cannot end
-// without the arrival in `expect`. A block must not exit before it has received everything that is sent to it.
+// at the cluster's barrier, and ptx::cluster_wait() comes before the first `send`: no block sends to a block that has
+// not begun or has not initialised its mbarriers. Bytes may arrive before expect_pairs() is called, since the phase
+// cannot end before the arrival in expect_pairs(). A block must not exit before it has received everything that is sent
+// to it.
 #pragma once
 #include "common/types.cuh"
 #include "ptx/cluster.cuh"
@@ -45,7 +46,7 @@ struct ClusterExchange {
     }
 
     // Waits until all announced pairs of set `set` have arrived. `parity` is the parity of the mbarrier's phase: 0 for
-    // the first use of the set, 1 for the second, and so on.
+    // the first use of the set, 1 for the second, 0 for the third, and so on.
     __device__ __forceinline__ void wait(u32 set, u32 parity) {
         const u32 object = barrier(set);
         while (!ptx::mbarrier_try_wait_cluster(object, parity)) {

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reduction of one row that a cluster of blocks holds: the tree of reduce.cuh, whose last step every warp computes.
 //
-// Here pack (j * Cluster + block) * threads + t belongs to thread t of a block, so the 32 packs of a group belong to
-// one warp, as in reduce.cuh. Each warp sends its group's sum and maximum to every block of the cluster by asynchronous
-// stores, which complete on a barrier object there. Every warp of every block waits for that object and reads all
-// groups of the row.
+// Pack (j * Cluster + block) * threads + t of the row belongs to thread t of block `block`, and blocks have `threads`
+// threads, so the 32 packs of a group belong to one warp, as in reduce.cuh. Each warp sends its group's sum and maximum
+// to every block of the cluster by asynchronous stores, which complete on an mbarrier of the receiving block. Every
+// warp waits for the mbarrier of its block and reads the sums and maxima of all groups of the row.
 //
-// Two sets of words and barrier objects are used alternately. A block can be one row ahead of another and no more: it
-// has passed the exchange of row k + 1 only when every warp has sent its part of that row, and each warp sends its part
-// after it has read the words of row k. So no thread still reads the words of row k when those of row k + 2 arrive.
+// Two sets of words, each with an mbarrier, are used alternately. A block can be one row ahead of another and no more:
+// it has passed the exchange of row k + 1 only when every warp has sent its part of that row, and each warp sends its
+// part after it has read the words of row k. So no thread still reads the words of row k when those of row k + 2
+// arrive.
 //
 // Lifetime and memory order: cluster_exchange.cuh; the first `expect` waits at the cluster's barrier. A block exits
-// only after it has received the words of its last row from every block, and all blocks send equally many rows, so no
-// block sends to a block that has exited. This holds after a time-out too, because threads that give up still take part
-// in every exchange (push.cuh).
+// only after it has received the words of its last row from every block, and all blocks send their parts of the same
+// number of rows, so no block sends to a block that has exited. This holds after a time-out too, because threads that
+// give up still take part in every exchange (push.cuh).
 #pragma once
 #include "common/cluster_exchange.cuh"
 #include "common/reduce.cuh"
@@ -23,8 +24,8 @@ struct ClusterScratch : ClusterExchange<MAX_GROUPS> {  // a pair: the sum of squ
     static_assert(Cluster <= 32, "a lane for each block");
 
     // Announces the pairs that reduce_row() will receive for this row, which has `packs` packs per thread. Called by
-    // all threads of the block before reduce_row(). It is a step of its own so that it runs while the row's words are
-    // in flight.
+    // all threads of the block before reduce_row(). This is a function of its own, so that a caller can call it while
+    // the loads of the row are in flight.
     __device__ __forceinline__ void expect(u32 row, u32 packs) {
         if (row == 0 && !FAULT("no-cluster-barrier")) ptx::cluster_wait();
         expect_pairs(row % 2, packs * Cluster * (blockDim.x / 32));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults that are planted in kernels to see whether checks find them. `drvfuse check` plants faults that other systems
-// have had, and the tests plant others. FAULT("name") is a constant, true only in kernels compiled with
+// Faults that are planted in kernels to see whether checks find them. `drvfuse check` plants faults that have occurred
+// in other libraries, and the tests plant further ones. FAULT("name") is a constant, true only in kernels compiled with
 // DRVFUSE_FAULT="name".
 #pragma once
 

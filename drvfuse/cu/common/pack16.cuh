@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Packs: the elements of one 16-byte access of the input, in registers, and how they are loaded and stored.
 //
-// Pack<T, W> holds W elements of T, where W is 16 / sizeof(input element); a pack of another type has 4, 8 or 32 bytes.
-// All accesses are ordinary global accesses. The read-only path (ld.global.nc) must not be used, as peers write these
-// bytes while the kernel runs. The accesses of cu/ptx/memory.cuh are volatile and clobber memory, which keeps every
-// load after the barrier that precedes it in the text.
+// Pack<T, W> holds W elements of T, where W is 16 / sizeof(input element); if an element of T has another size than one
+// of the input, the pack has 4, 8 or 32 bytes. All accesses are ordinary global accesses. The read-only path
+// (ld.global.nc) must not be used, as peers write these bytes while the kernel runs. The accesses of cu/ptx/memory.cuh
+// are volatile and clobber memory, which keeps every load after the barrier that precedes the load in the source text.
 #pragma once
 #include "common/prelude.cuh"
 #include "ptx/special.cuh"

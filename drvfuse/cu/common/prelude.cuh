@@ -40,7 +40,7 @@ struct ue8m0 {
 };
 
 // Word<T> packs and unpacks the `per_word` elements of T in a 32-bit word, the first in the low bits. `plus_zero` adds
-// +0 to each, as the sum over one rank does.
+// +0 to each element, which turns -0 into +0.
 template <typename T>
 struct Word;
 

@@ -2,8 +2,8 @@
 // Quantisation of rows by the rules of `drvfuse.Quantisation`: scales from maxima, codes, and the layout of scales.
 //
 // A kernel is compiled with DRVFUSE_QUANT (a Quant), DRVFUSE_GROUP (columns of a scale, or 0), DRVFUSE_OUT_DTYPE,
-// DRVFUSE_SCALES_DTYPE and DRVFUSE_SCALES_LAYOUT (a ScaleLayout), and gets one number, `given`: the upper bound of the
-// maximum, for static quantisation the scale, and for NVFP4 the tensor scale.
+// DRVFUSE_SCALES_DTYPE and DRVFUSE_SCALES_LAYOUT (a ScaleLayout), and gets one number, `given`: for static quantisation
+// the scale, for NVFP4 the tensor scale, otherwise the upper bound of the maximum.
 //
 // Adjacent lanes hold adjacent packs of W elements of a row. So GROUP / W lanes, a power of two and at most a warp,
 // hold a group of columns. Maxima are of the bits of |y| as integers, as in reduce.cuh: a NaN exceeds all numbers.
@@ -43,7 +43,9 @@ struct ScaleRule {
     }
 };
 
-// The exponent of limit / 1.75, rounded up: the exponent of the limit, plus one if its mantissa exceeds that of 1.75.
+// The scale is limit / Finite<Q>::max, rounded up to a power of two. Finite<Q>::max is 1.75 * 2^Finite<Q>::exponent. So
+// the exponent of the scale is that of the limit, plus one if the limit's mantissa exceeds 1.75, minus
+// Finite<Q>::exponent.
 template <typename Q>
 struct ScaleRule<Q, ue8m0> {
     static __device__ __forceinline__ Quantisation of(float maximum, float upper_bound) {
@@ -63,8 +65,8 @@ struct ScaleRule<e2m1x2, e4m3> {
     }
 };
 
-// Returns the scale and factor of a row or group whose largest |y| is `maximum`, for codes of type Q and scales of type
-// S.
+// Returns the scale of a row or group whose largest |y| is `maximum`, and the factor by which y is multiplied to give
+// the codes, for codes of type Q and scales of type S.
 template <typename Q, typename S>
 __device__ __forceinline__ Quantisation quantisation(float maximum, float given) {
     return ScaleRule<Q, S>::of(maximum, given);
@@ -186,7 +188,8 @@ __device__ __forceinline__ void clear_row_padding(void* scales, int rows, int gr
     }
 }
 
-// Clears all padding of the scales: that after the last row and, in tiles, that after the last group of each row.
+// Clears all padding of the scales: the padding after the last row and, in tiles, the padding after the last group of
+// each row.
 template <typename S, ScaleLayout LAYOUT>
 __device__ __forceinline__ void clear_scale_padding(void* scales, int rows, int groups, u32 first, u32 count) {
     clear_row_padding<S, LAYOUT>(scales, rows, groups, first, count);

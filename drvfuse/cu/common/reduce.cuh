@@ -11,8 +11,8 @@
 // infinity, so a NaN anywhere makes the maximum a NaN.
 //
 // Every thread of the block calls reduce_row, with blockDim.x a multiple of 32 up to 1024. Two sets of shared words are
-// used alternately: while a warp still reads the words of one row, others can only write the words of the next row,
-// since they cannot pass the barrier of that row without the warp.
+// used alternately: while a warp still reads the words of one row, other warps can only write the words of the next
+// row, since no warp passes the barrier of the next row before all have arrived at it.
 #pragma once
 #include "common/faults.cuh"
 #include "common/prelude.cuh"

@@ -10,49 +10,52 @@
 // gamma is [n_normed] and the bias [N]. The norm reads y in fp32, not the stored outputs; its result is rounded once.
 //
 // Order of sums. A row of the weight consists of packs of 16 bytes. A group is 32 packs, one access of a warp. The
-// products of a pack are added in order from +0. If scales belong to groups of columns, this sum is multiplied by the
-// pack's scale of the weight, then by that of act. The 32 packs of a group are added by butterfly (xor 16, 8, 4, 2, 1).
-// Lane l adds groups l, l + 32, ... in order from +0, and the 32 lanes are added by butterfly. The sum is multiplied by
-// the weight's scale of the tensor or row, then by act's scale of the row. Then the bias is added and the epilogue
-// applied, each in fp32. So the order depends only on K and the weight's type, and the bits of y do not depend on N, M,
-// n_normed or the grid. If act and weight have at most 16 bits, products are exact and fma rounds only the sum;
-// otherwise product and sum are both rounded. The norm's sum of squares has the order of reduce.cuh over packs of four
-// columns.
+// products of a pack are added in order from +0. If a scale belongs to 64 or 128 columns (a group scale), this sum is
+// multiplied by the weight's scale for the pack, then by act's scale for the pack. The 32 packs of a group are added by
+// butterfly (xor 16, 8, 4, 2, 1). Lane l adds groups l, l + 32, ... in order from +0, and the 32 lanes are added by
+// butterfly. The sum is multiplied by the weight's scale of the tensor or row, then by act's scale of the row. Then the
+// bias is added and the epilogue applied, each in fp32. So the order depends only on K and the weight's type, and the
+// bits of y do not depend on N, M, n_normed or the grid. If act and weight have at most 16 bits, products are exact and
+// fma rounds only the sum; otherwise product and sum are both rounded. The norm's sum of squares has the order of
+// reduce.cuh over packs of four columns.
 //
-// Division. Block b computes rows b, b + gridDim.x, ... of the weight, so the normed rows come first, and the last
-// block can compute the norm (the finish, below) while other rows are read. The warps of a block have different work:
+// Division. Block b multiplies rows b, b + gridDim.x, ... of the weight by act. The first n_normed rows of the weight,
+// which give the normed columns of y (normed rows), are thus multiplied first, and the last block can compute the norm
+// (the finish, below) while other rows are read. The warps of a block have different work:
 //   multiply   TEAMS teams of WARPS_A_ROW warps. A team multiplies a stage, which is some rows or a chunk of them; each
 //              lane has PACKS packs of a row, at the same columns in every row. Team s % TEAMS takes stage s.
 //   add        SUM_WARPS warps start the loads of stages and add the group sums of the teams (pipeline.cuh).
-//   finish     The remaining warps of the last block compute the norm (norm.cuh). Those of other blocks end at once,
-//              except that with DIRECT one of them reads the epoch.
-// With DIRECT, for few and short rows, SUM_WARPS is 0: a team is one warp, which adds and publishes its rows itself. No
-// barrier stops all warps of a block at once.
+//   finish     The remaining warps of the last block compute the norm (norm.cuh). In other blocks the remaining warps
+//              end at once, except that with DIRECT one warp of each block first reads the epoch.
+// With DIRECT, for few and short rows, SUM_WARPS is 0: a team is one warp, which adds and publishes its rows itself.
+// After the block barrier at the beginning, no barrier stops all warps of a block at once.
 //
-// Storage. Registers: weights or, with COPIED, none; act if M is 1. Shared memory: with COPIED the weights of the
-// stages in flight, in a ring; group sums; in the last block gamma and products with gamma, if they fit. Workspace: a
-// word for each normed sum, M x padded words (padded is n_normed rounded up to a multiple of 4).
+// Storage. Registers: the weights, unless COPIED; act, if M is 1. Shared memory: with COPIED the weights of the stages
+// in flight, in a ring; group sums; in the last block gamma and products with gamma, if they fit. Workspace: a word for
+// each normed sum, M x padded words (padded is n_normed rounded up to a multiple of 4).
 //
 // Memory ordering. A normed sum is published as one 64-bit word (tag, fp32 bits) by st.relaxed.gpu. The word is its own
-// flag, so no fence and no counter is needed. The tag is the workspace's next epoch. Every publisher has read the epoch
-// before, and the finish advances it when it has read all words with this tag. So a workspace that was zeroed once
-// serves any number of launches in stream order, of any shape, and words of an aborted launch never match. The last
-// block polls with ld.relaxed.gpu, and reads nothing else that this launch writes. Accesses to the epoch are relaxed
-// too: a publisher reads it before it stores its word, which contains it, and the finish stores it after it has read
-// the words.
+// flag, so no fence and no counter is needed. The tag is the workspace's next epoch. Every thread that publishes has
+// read the epoch before, and the finish advances the epoch when it has read all words with this tag. So a workspace
+// that was zeroed once serves any number of launches in stream order, of any shape, and words of an aborted launch
+// never match. The last block polls with ld.relaxed.gpu, and reads nothing else that this launch writes. Accesses to
+// the epoch are relaxed too: a block reads the epoch before it stores a word, which contains the epoch, and the finish
+// stores the next epoch after it has read the words.
 //
 // Progress. All blocks but the last end without waiting for other blocks, and devices place blocks in index order, so
 // the launch need not be cooperative. CUDA does not guarantee that order. In another order the last block could occupy
-// a multiprocessor while it waits, which stops the other blocks only if they have no other place. That wait ends by the
-// time-out of scratch.cuh, whose report names the block that has not published its word. The epoch advances then too.
+// a multiprocessor while it waits, which stops the other blocks only if no other multiprocessor has room for them. The
+// wait of the last block ends by the time-out of scratch.cuh at the latest, and a report then names a block that has
+// not published its word. After a time-out the epoch advances too.
 //
-// Finish counter. It is zero unless a launch is running: the last block adds 1 after the wait for the producer, and
-// stores 0 at its end. If the block does not find 0, two launches share the counter, or it was never zeroed, and the
-// block reports that. Without normed rows no block does a finish, and neither counter nor workspace is accessed.
+// Finish counter. The counter is 0 unless a launch is running: the last block adds 1 after the wait for the producer,
+// and stores 0 at its end. If the last block finds another value than 0, two launches share the counter, or the counter
+// was never zeroed, and the block reports that. Without normed rows no block does a finish, and neither counter nor
+// workspace is accessed.
 //
 // PDL. Before the wait for the producer a block reads only gamma, the weights of the first stages, and their scales if
-// these are group scales. Every block triggers: at its entry with early_trigger, else when one of its warps has stored
-// its last sums.
+// these are group scales. Every block triggers: with early_trigger at its entry, else when the first of its warps has
+// stored its last sums.
 //
 // Trace. The last block records its finish. Every other block records its first warp that adds group sums; with DIRECT,
 // that warp also multiplies.

@@ -10,7 +10,8 @@
 constexpr int BATCH = DRVFUSE_NORM_BATCH;  // packs for which a lane waits at the same time: a power of two
 constexpr bool HELD =
     DRVFUSE_NORM_HELD;  // a lane waits only once, and keeps the values that it normalises in registers
-// Shared words for the sums of groups of packs, one for each lane of the last butterfly.
+// The number of words in shared memory, per row of act, for the sums of groups of 32 packs: one for each lane of the
+// last butterfly.
 constexpr int BUCKETS = HELD ? BATCH * NORM_WARPS : 32;
 static_assert(32 % (BATCH * NORM_WARPS) == 0, "each bucket is used by one lane only");
 
@@ -46,8 +47,8 @@ __device__ __forceinline__ void store_normed(const GemvParams& p, int m, int pac
     }
 }
 
-// A thread's part of the norm of one row of act. The normed columns form packs of four. Words of the last pack beyond
-// the last column are published as 0 (result.cuh), so that all packs are whole here.
+// A thread's part of the norm of y for one row of act. The normed columns form packs of four. If the last pack has
+// fewer columns, its other words are published as 0 (result.cuh), so this code treats all packs as whole.
 //
 // This code is the last part of every launch. Its warps wait for the result of each instruction, so its time depends on
 // the number of instructions.
@@ -160,8 +161,8 @@ private:
         return butterfly_sums(sums, lane);
     }
 
-    // Polls the words of the lane's packs of an iteration until those of the whole warp have the tag `tag`. Sets `w` to
-    // these words, and to 0 for packs that do not exist.
+    // Polls the words of the lane's packs of an iteration until the words of all lanes of the warp have the tag `tag`,
+    // or a time-out. Sets `w` to the lane's words, and to 0 for packs that do not exist.
     //
     // There are no branches and no computations of addresses between two polls: a pack that does not exist is replaced
     // by the last pack.

@@ -33,8 +33,8 @@ __device__ __forceinline__ void load_narrow(u32 (&word)[4], const char* at, int 
     }
 }
 
-// Loads 16 bytes of a row of the weight. If only `valid` bytes are inside the row, the others become zero. Without
-// `wanted` the words are unchanged.
+// Loads 16 bytes of a row of the weight. If `valid` is less than 16, only the first `valid` bytes are inside the row,
+// and the others become zero. Without `wanted` the words are unchanged.
 __device__ __forceinline__ void load_weight(u32 (&word)[4], const char* at, bool wanted, int valid) {
     if constexpr (ACCESS == 16) {
         ptx::load_readonly_once_v4_if(wanted, word, at);

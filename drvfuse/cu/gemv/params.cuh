@@ -55,8 +55,8 @@ static_assert(!CHUNKED || SUM_WARPS == 1, "a warp keeps the sums of a row from c
 static_assert(!DIRECT || (WARPS_A_ROW == 1 && M == 1 && !COPIED && !CHUNKED), "products.cuh");
 static_assert(!CHUNKED || GROUPS % 32 == 0, "a group has the same lane in all chunks");
 
-// The kernel's parameters. drvfuse/ops/gemv/kernel.py has the same layout. The members that the first copy needs come
-// first, since the parameters of a kernel are loaded by cache lines.
+// The kernel's parameters. drvfuse/ops/gemv/kernel.py has the same layout. The members that the first copy of weights
+// needs come first, since the parameters of a kernel are loaded by cache lines.
 struct GemvParams {
     const Weight* weight;     // [N, columns]
     i64 weight_step;          // bytes from one row of the weight to the next, below 2^32
@@ -90,7 +90,8 @@ struct GemvParams {
 };
 
 // The rows of the weight that a block has: row r of the block is row blockIdx.x + r * gridDim.x of the weight. Normed
-// rows are the first rows of the weight, so they are the first rows of the block too.
+// rows (those that give normed columns of y) are the first rows of the weight, so they are the first rows of each block
+// too.
 struct Rows {
     int count;   // rows of the block
     int normed;  // normed rows of the block

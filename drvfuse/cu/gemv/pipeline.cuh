@@ -11,16 +11,16 @@
 //
 // When the weights of stage s have arrived, the sum warp of stage s begins stage s + STAGES, so that the number of
 // bytes in flight does not depend on the speed of the products. Then it waits until stage s is done, and adds its group
-// sums. SLOTS is greater than STAGES, and both are multiples of SUM_WARPS. So one warp begins and adds all stages of a
-// slot, and it begins a stage there after it has added the stage before: the weights and the group sums of that stage
-// were read.
+// sums. SLOTS is greater than STAGES, and both are multiples of SUM_WARPS. So all stages of a slot are begun and added
+// by one warp. The warp begins a stage only after it has added the slot's previous stage, so the weights and the group
+// sums of the previous stage have been read by then.
 //
-// Invariant: a waiter is at most one phase from its mbarrier, so the parity is unambiguous. A waiter cannot be two
-// phases late: the next phase of full[slot] begins only after the sum warp has seen done[slot], at which all warps of
-// the team arrive after their wait for full[slot]; and the next phase of done[slot] begins only with the next stage in
-// the slot. A waiter cannot be one phase early, which would make its wait return at once: SLOTS is also a multiple of
-// TEAMS, so each warp that waits for a stage of a slot, at either barrier, has waited for the stage before it in the
-// slot.
+// Invariant: a warp waits for the current phase of an mbarrier or for the phase before it, so the parity is
+// unambiguous. The warp cannot wait for an older phase: the next phase of full[slot] begins only after the sum warp has
+// seen done[slot], at which all warps of the team arrive after their wait for full[slot]; and the next phase of
+// done[slot] begins only with the next stage in the slot. The warp cannot wait for a later phase, which would make its
+// wait return at once: SLOTS is also a multiple of TEAMS, so each warp that waits for a stage of a slot, at full[slot]
+// or done[slot], has waited at this mbarrier for the slot's previous stage.
 #pragma once
 #include "gemv/params.cuh"
 #include "sync/mbarrier.cuh"
@@ -69,8 +69,9 @@ struct Pipeline {
         epoch_read.arrive();
     }
 
-    // Begins a stage: if COPIED, starts its copies; otherwise only reports that its slot is free. Called by one warp.
-    // `ring` is the address in shared memory of SLOTS x STEP x SLICE bytes.
+    // Begins a stage: if COPIED, starts the copies of its weights; otherwise only arrives at full[slot], which says
+    // that the slot is free. Called by one warp. `ring` is the address in shared memory of the ring, SLOTS x STEP x
+    // SLICE bytes.
     __device__ __forceinline__ void begin(const Stage& stage, const GemvParams& p, const Rows& rows, u32 ring) {
         Mbarrier& barrier = full[stage.slot()];
         const int lane = threadIdx.x % 32;

@@ -27,8 +27,8 @@ public:
         : p(params), rows(rows_of_block), results(results_of_block), lane(threadIdx.x % 32),
           column(threadIdx.x / 32 % WARPS_A_ROW) {}
 
-    // Begins to load to registers what this lane needs of row `s` of a stage: the weights, unless COPIED, and group
-    // scales.
+    // Begins to load to registers what this lane needs of row `s` of a stage: the weights, unless COPIED, and the
+    // weight's group scales.
     __device__ __forceinline__ void load(LoadedRow& loaded, const Stage& stage, int s) const {
         if constexpr (COPIED && SCALES != Scales::group) return;
         const int r = stage.first + s;
@@ -61,9 +61,10 @@ public:
         }
     }
 
-    // Stores the group sums of a stage's rows in `parts` [STEP][M][GROUPS]. With DIRECT it adds them, and stores the
-    // sums or publishes them with `tag`. With COPIED the stage's weights are at `weights` in shared memory. After the
-    // use of loaded[s], row s of stage `next` is loaded to it.
+    // Multiplies a stage's rows by act. Stores the group sums in `parts` [STEP][M][GROUPS], or with DIRECT adds the
+    // group sums, and stores the sums of the rows or publishes them with `tag`. With COPIED the stage's weights are at
+    // `weights` in shared memory. When loaded[s] has been used, the load of row s of stage `next` to loaded[s] is
+    // begun.
     __device__ __forceinline__ void multiply(LoadedRow (&loaded)[STEP], const Stage& stage, const Stage& next,
                                              u32 weights, float* parts, u32 tag) {
 #pragma unroll
@@ -148,8 +149,8 @@ private:
         }
     }
 
-    // Adds the group sums of rows, and stores or publishes the sums of the rows. Lanes beyond the number of groups
-    // would add zeros, so fewer steps give the bits of a butterfly over 32 lanes.
+    // Adds the group sums of rows, and stores or publishes the sums of the rows. In a butterfly over 32 lanes, the
+    // lanes without a group would only add zeros. So a butterfly with fewer steps gives the same bits.
     __device__ __forceinline__ void put(float (&sums)[VALUES], int first, u32 tag) const {
         constexpr int LANES = 32 / VALUES;  // lanes that have the same value
         float total = __fadd_rn(0.0f, butterfly_sums(sums, lane));

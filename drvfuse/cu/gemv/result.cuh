@@ -17,7 +17,7 @@ public:
     {
     }
 
-    // Takes the product of the block's row `r` and act's row `m`, which is `sum`. Publishes the result if row `r` is
+    // Computes y from `sum`, the dot product of the block's row `r` and act's row `m`. Publishes y if row `r` is
     // normed, else stores it. After the last normed row, also publishes zeros to the end of the last pack of four.
     __device__ __forceinline__ void put(int r, int m, float sum, u32 tag) const {
         const int row = rows[r];

@@ -10,8 +10,8 @@ public:
                                     const Results& results_of_block)
         : p(params), rows(rows_of_block), results(results_of_block), lane(threadIdx.x % 32) {}
 
-    // Adds a stage's group sums, and publishes or stores the sums of the rows that are complete. SUM_LANES lanes add a
-    // row's groups: with fewer than 32 groups the other lanes of the butterfly would add zeros.
+    // Adds a stage's group sums, and publishes or stores the sums of the rows that are complete. Only SUM_LANES lanes
+    // add a row's groups: with fewer than 32 groups, the other lanes of a butterfly over 32 lanes would add zeros.
     __device__ __forceinline__ void add(const Stage& stage, u32 tag, const float* parts) {
         const int groups = p.groups - (CHUNKED ? stage.chunk * GROUPS : 0), part = lane % SUM_LANES;
         const int values = min(rows.count - stage.first, STEP) * M;

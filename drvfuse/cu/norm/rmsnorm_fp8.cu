@@ -9,23 +9,24 @@
 //   output = codes of y, and scales (quantise.cuh), or y rounded to the input's type                 [rows, columns]
 //   normed_output = y rounded to the input's type, with NORMED                                       [rows, columns]
 // All operations are fp32 and IEEE, each rounded, in the order of drvfuse/reference/norms.py and quantised.py; the
-// order of sums is in reduce.cuh. f is not negative and rounding is monotone, so max|y| of a row is f * max|x * g|, and
-// without beta one reduction gives both the sum and the maximum. The maxima of groups are taken of y itself, since 0 *
-// f is NaN if f is infinite.
+// order of sums is in reduce.cuh. f is not negative and rounding is monotone, so without beta max|y| of a row is f *
+// max|x * g|, and one reduction gives both the sum of squares and the maximum. The maxima of groups are taken of y
+// itself: f * max|x * g| would not do, since 0 * f is NaN if f is infinite.
 //
-// Division. Any number of blocks, a multiple of the cluster. A team of threads has one row at a time: LANES lanes of a
-// warp if LANES is not 0, otherwise a block of THREADS threads, or the CLUSTER blocks of a cluster, whose threads are
-// numbered block by block. Team k of all teams takes rows k, k + teams, ... Pack i * threads + t of a row, 16 bytes of
-// the input, belongs to thread t of the team, for i < PACKS. Without RAGGED tensors are 16-byte aligned and rows
-// consist of whole packs; with RAGGED rows are read and written element by element.
+// Division. The number of blocks may be any multiple of CLUSTER. A team of threads has one row at a time: LANES lanes
+// of a warp if LANES is not 0, otherwise a block of THREADS threads, or the CLUSTER blocks of a cluster, whose threads
+// are numbered block by block. Team k of all teams takes rows k, k + teams, ... A pack is 16 bytes of a row of the
+// input. Pack i * (threads of the team) + t of a row belongs to thread t of the team, for i < PACKS. Without RAGGED
+// tensors are 16-byte aligned and rows consist of whole packs; with RAGGED rows are read and written element by
+// element.
 //
 // Storage. Registers: a team's row, its next row, which is in flight, and with KEEP_GAMMA gamma and beta. Shared
 // memory: the sums and maxima of a reduction.
 //
 // Memory ordering. The threads of a team share only the memory of their reductions (reduce.cuh, team_reduce.cuh,
-// cluster_reduce.cuh), and teams share nothing. residual_output may be the residual: the same thread reads a row's
-// residual before it writes residual_output of that row. The scales and their padding are different bytes, each of
-// which one thread writes.
+// cluster_reduce.cuh), and teams exchange no data. residual_output may be the residual: the same thread reads a row's
+// residual before it writes residual_output of that row. Each byte of the scales and of their padding is written by
+// only one thread.
 //
 // PDL. Before the wait for the producer, a block reads only gamma and beta, with KEEP_GAMMA. It triggers at its entry
 // (early_trigger) or at its end.

@@ -89,7 +89,7 @@ public:
             for (int k = 0; k < W; ++k) {
                 squares[i] = __fadd_rn(squares[i], __fmul_rn(x[i][k], x[i][k]));
                 x[i][k] = __fmul_rn(x[i][k], g[k]);
-                // A ragged row's padding is skipped: x is 0 there, and 0 * infinity would be a NaN.
+                // Elements beyond the row's end are skipped: their x is 0, and 0 * infinity would be a NaN.
                 if (!MAX_OF_Y && exists(i, k)) largest[i] = ptx::max_nan(largest[i], fabsf(x[i][k]));
             }
         }
@@ -200,8 +200,9 @@ private:
         for (int k = 0; k < W; ++k) to[k] = from[k];
     }
 
-    // Stores the scale of the row, and returns the factor for the codes. `maximum` is the row's largest |x * g|, f the
-    // factor of the norm, and `largest` has the largest |y| of each pack, which only BETA needs.
+    // Stores the scale of the row, and returns the factor by which y is multiplied to give the codes. `maximum` is the
+    // row's largest |x * g|, f the factor of the norm, and `largest` has the largest |y| of each of this thread's
+    // packs, which is used only with BETA.
     template <typename Q>
     __device__ __forceinline__ float scale_row(float maximum, float f, const float (&largest)[PACKS]) {
         float of_row = __fmul_rn(maximum, f);
@@ -221,9 +222,9 @@ private:
         for (int i = 0; i < PACKS; ++i) to[i] = value;
     }
 
-    // Stores the scales of the groups of this thread's packs, and sets inverse[i] to the factor for the codes of pack
-    // i. A group consists of `own_packs` packs of each of `in_group` adjacent threads. These threads divide the
-    // computation of the scales of their groups.
+    // Stores the scales of the groups of this thread's packs, and sets inverse[i] to the factor by which y of pack i is
+    // multiplied to give the codes. A group consists of `own_packs` packs of each of `in_group` adjacent threads. These
+    // threads divide their groups among themselves, and each computes the scales of its share.
     template <typename Q>
     __device__ __forceinline__ void scale_groups(float (&inverse)[PACKS], const float (&largest)[PACKS]) {
         constexpr int in_group = GROUP / W < TEAM ? GROUP / W : TEAM, own_packs = GROUP / W / in_group;

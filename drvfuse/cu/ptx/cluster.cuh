@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Instructions of thread-block clusters (sm_90): the cluster's barrier, addresses in the shared memory of other blocks,
-// and stores there that complete on a barrier object. Addresses in shared memory have 32 bits; those in other blocks
-// are in the window shared::cluster.
+// and stores to such addresses that complete on an mbarrier. Addresses in shared memory have 32 bits; those in other
+// blocks are in the window shared::cluster.
 #pragma once
 #include "common/types.cuh"
 
@@ -30,14 +30,14 @@ __device__ __forceinline__ u32 address_in_block(u32 address, u32 rank) {
     return mapped;
 }
 
-// st.async.shared::cluster.v2.b32: when it is complete, it counts 8 bytes on the barrier object
+// st.async.shared::cluster.v2.b32: when it is complete, it counts 8 bytes on the mbarrier
 __device__ __forceinline__ void store_async_v2(u32 to, u32 first, u32 second, u32 barrier) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
                  "r"(first), "r"(second), "r"(barrier)
                  : "memory");
 }
 
-// fence.mbarrier_init.release.cluster: orders earlier inits of barrier objects before a later cluster_arrive()
+// fence.mbarrier_init.release.cluster: orders earlier inits of mbarriers before a later cluster_arrive()
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }

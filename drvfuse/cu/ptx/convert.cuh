@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions between fp32 and the narrower floating-point types. Those to fp32 and f16 are exact; the others round to
-// nearest even, and FP8 saturates. The first of several elements is in the low bits.
+// Conversions between fp32 and the narrower floating-point types. Conversions to fp32, and from FP8 to f16, are exact.
+// Conversions from fp32 to a narrower type round to nearest even, and those to FP8 saturate. The first of several
+// elements is in the low bits.
 #pragma once
 #include "common/types.cuh"
 
@@ -45,8 +46,9 @@ __device__ __forceinline__ u32 plus_zero_f16x2(u32 word) {
     return word;
 }
 
-// For e4m3 and e5m2: cvt.rn.f16x2.e4m3x2 of two elements, and of the four elements of a word; and
-// cvt.rn.satfinite.e4m3x2.f32 twice in one asm statement, so that the two conversions are merged.
+// Three functions for e4m3 and three for e5m2: cvt.rn.f16x2.e4m3x2 of two elements; the same instruction for the four
+// elements of a word; and cvt.rn.satfinite.e4m3x2.f32 twice for four elements, in one asm statement, so that the two
+// conversions are merged.
 #define DRVFUSE_FP8(TYPE)                                                                                             \
     __device__ __forceinline__ u32 f16x2_of_##TYPE##x2(u16 bits) {                                                    \
         u32 halves;                                                                                                   \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Instructions on barrier objects in shared memory, by their 32-bit addresses. sync/mbarrier.cuh uses them.
+// Instructions on mbarriers in shared memory, by their 32-bit addresses. sync/mbarrier.cuh uses them.
 #pragma once
 #include "common/types.cuh"
 

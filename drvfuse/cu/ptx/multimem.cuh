@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Accesses by a multicast address, which is one address for memory of several devices, and the fence between these
-// accesses and accesses by a device's own address. Each function is one instruction, which its comment names; sm_90 or
-// later.
+// accesses and accesses by a unicast address, which is an address for memory of one device. Each function is one
+// instruction, which its comment names; sm_90 or later.
 //
 // Only these instructions may use a multicast address, and they may use no other address. A load returns the sum of the
 // values on all devices, in an unspecified order and with fp32 arithmetic; the instruction rounds sums of 16-bit types

@@ -33,8 +33,9 @@
 // "clock" is %clock64 of the SM: differences are valid within a block, up to 2^48 cycles. The two readings of
 // %globaltimer relate this clock to the time of the device. Every launch writes all words.
 //
-// Memory ordering. The section belongs to one prepared launch, whose launches follow each other, and the stores come
-// after the wait for the producer. The reader waits for the end of the kernel.
+// Memory ordering. A section belongs to one kernel of one prepared call. The launches of this kernel follow one
+// another, and each stores only after its wait for the producer. The host reads the section after the end of the
+// kernel.
 #pragma once
 #include "common/prelude.cuh"
 #include "ptx/special.cuh"
@@ -124,13 +125,13 @@ public:
         if (writes()) ptx::store_shared_u32(buffer_ + 24, trace_detail::mix(values));
     }
 
-    // For a loop that polls, in any thread: sets `when` to the current time if `ready`. It is called in each round
-    // right after the load, so the time does not depend on when the threads of the warp reconverge.
+    // For a loop that polls, in any thread: sets `when` to the current time if `ready`. Called in each round of the
+    // loop right after the load, so that the time does not depend on when the threads of the warp reconverge.
     __device__ __forceinline__ void stamp(u64& when, bool ready) const { ptx::cycles_if(ready, when); }
 
     // Records the waits of barrier number `round` of this kernel, from 0: thread t < peers has waited for peer t from
-    // the previous lap until `when`, which is 0 if the wait has failed. Called by all threads, before the lap of role
-    // `barrier`. The writer must be in warp 0.
+    // the previous lap until the time `when`. `when` is 0 if the wait has failed. Called by all threads, before the lap
+    // of role `barrier`. The writer must be in warp 0.
     __device__ __forceinline__ void waits(u32 round, u32 peers, u64 when) {
         static_assert(Writer < 32, "warp 0 copies the words");
         if (threadIdx.x < peers && (round + 1) * peers <= params_.waits)
