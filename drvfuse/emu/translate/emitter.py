@@ -26,7 +26,7 @@ class Emitter(Operands):
     """Emits the function `fn` in one of three modes.
 
     A "kernel" function can be suspended and resumed. A "device" function is called by kernels and cannot be suspended.
-    A "raw" one is a C function.
+    A "raw" function becomes a C function, which has no checks of accesses and cannot be suspended.
     """
 
     def __init__(self, unit: Unit, fn: Function, mode: str, helpers: Helpers):
@@ -243,8 +243,9 @@ class Emitter(Operands):
             raise jump.error(str(e)) from None
 
     def _count_round(self, block: Block, label: str, head: Block) -> None:
-        """Emit the edge from `label` to `head`, with code that counts the iterations of the loop that the edge closes.
-        This loop accesses no memory.
+        """Emit the edge from `label` to `head`, which closes a loop without accesses to memory, and code that counts
+        the iterations of this loop. After each LOOP_SLICE iterations of such loops, the code calls rt_loop, which may
+        end the thread with a fault.
         """
         some = (block.end, *block.instructions[-1:], head.end, *head.instructions, *(self.fn.body or ()))
         ins = next(x for x in some if isinstance(x, Instruction))

@@ -134,8 +134,8 @@ def wmma_store(op: Opcode) -> Action:
 
 # Rows of shared memory ----------------------------------------------------------------------------------------------
 def _rows(op: Opcode) -> tuple[int, Callable[[Emitter, Any], None]]:
-    """The number of matrices of ldmatrix or stmatrix, and a function that stores the operands for the native library,
-    given the address.
+    """The number of matrices that ldmatrix or stmatrix moves, and a function that emits the stores of the operands for
+    the native library. The function takes the operand with the address.
     """
     op.pick("sync")
     op.pick("aligned")

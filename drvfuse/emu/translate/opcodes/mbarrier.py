@@ -42,8 +42,8 @@ def mbarrier(op: Opcode) -> Action:
 
 
 def _place(op: Opcode, *more: str) -> int:
-    """The flag bits of the state space of an mbarrier. The space may be the block's own shared memory, one of the
-    spaces `more`, or generic.
+    """Consume the state space and the type of an mbarrier, and return the flag bits of the space. The space may be the
+    block's own shared memory, one of the spaces `more`, or generic.
     """
     space = op.pick("shared", "shared::cta", *more, default="")
     op.pick("b64")
