@@ -61,7 +61,7 @@ _UNWRITTEN = (
 
 def _missing_write(f: Record) -> str | None:
     """A hint for a read of memory that was never written and that no pending copy will write: which write may be
-    missing, or which order. None if there is no hint.
+    missing, or which order between a write and this read. None if there is no hint.
     """
     if f.space is not Kind.SHARED:
         return _UNWRITTEN if f.space is Kind.DEVICE else None

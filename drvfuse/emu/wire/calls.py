@@ -112,8 +112,8 @@ class Run:
         return ctypes.addressof(made)
 
     def lend(self, nbytes: int) -> int:
-        """The address of new memory of `nbytes`, whose contents are sent back to the caller. One more byte is
-        allocated, so that the memory is never empty.
+        """The address of new memory of `nbytes`, whose contents are sent back to the caller after the call. One more
+        byte is allocated, so that the memory is never empty.
         """
         made = (ctypes.c_char * (nbytes + 1))()
         self.keep.append(made)

@@ -105,8 +105,9 @@ def _brought(here: int, there: int) -> Address:
 
 
 def put_target(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
-    """Write an address and, if the machine cannot access the memory there, the size of that memory. The machine then
-    makes a buffer of this size and sends its contents back. Raises Invalid if the memory cannot be written.
+    """Write the address of memory to which a call writes and, if the machine cannot access this memory, its size. The
+    machine then makes a buffer of this size, and sends the contents of the buffer back after the call. Raises Invalid
+    if neither the machine nor the caller's process can write the memory.
     """
     known = call.caller.shared(address)
     if known is None and address and not mapped.writable(address, nbytes):

@@ -2,8 +2,8 @@
 """Makes a process use the emulated driver if a program on the emulated driver has started it.
 
 Python imports this module when it starts, before any module of the program. The module removes its folder from
-`sys.path`, imports the `sitecustomize` that it hides, and switches the process to the emulated driver when the process
-imports cuda.bindings. It has no cost for a process that never does.
+`sys.path`, and imports the `sitecustomize` that this folder has hidden. When the process imports cuda.bindings, it is
+switched to the emulated driver. In a process that never imports cuda.bindings, this module does not import drvfuse.
 """
 
 import builtins
