@@ -36,7 +36,7 @@ class Fault:
 
 def describe(launch: structs.Launch, identity: Identity, window: Window) -> Fault:
     """The fault that the native runtime has recorded for a launch. Call this before other blocks run in the launch's
-    block slots: the description reads the frames of the launch's threads, which are still there.
+    block slots: the description reads the frames of the launch's threads, which other blocks would overwrite.
     """
     f = launch.fault
     record = Record(launch, identity, window)

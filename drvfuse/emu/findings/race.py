@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PROFILES = ("hardware", "strict")
 _OPS = 1 << 24  # operations of a machine beyond this number are not checked
-_KEPT = 4096  # at most so many copies are remembered, and at most so many plain stores of flags
+_KEPT = 4096  # the detector remembers at most this number of copies, and this number of plain stores of flags
 # If an order is missing for one of these reasons, a report may blame a flag that was stored by a plain write.
 _WITHOUT_FLAG = (Edge.NONE, Edge.RELEASED_EARLIER, Edge.ORDER)
 

@@ -137,7 +137,7 @@ class Record:
 
     @property
     def other_line(self) -> int | None:
-        """The source line at which the other threads wait; `flags` of the record is the site."""
+        """The source line at which the other threads wait. Its site is in `flags` of the record."""
         return self.identity.place(self.flags)[1]
 
     @property

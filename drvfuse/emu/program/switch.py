@@ -43,7 +43,8 @@ _active: Any = None
 
 @contextlib.contextmanager
 def switched(machine: Any = None) -> Iterator[Any]:
-    """Switch cuda-python's modules to `machine` for a `with` block, in all threads; it yields the machine.
+    """Switch cuda-python's modules to `machine` for a `with` block, in all threads. The value of the `with`
+    statement is the machine.
 
     `machine` is a Machine, a Process of a Machine or an AttachedMachine; None is the default machine. Raises
     Unsupported, and switches nothing, inside another switch of this process, or if a module has imported a function of

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine that other processes use. One process serves it, and the driver calls of the others reach it by Unix
-sockets.
+"""A machine that other processes use. One process serves the machine. The driver calls of the other processes reach it
+by Unix sockets.
 
     in the server
     Server            serves a machine

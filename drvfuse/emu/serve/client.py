@@ -138,8 +138,8 @@ class AttachedMachine:
         return found or Line(*self._greet("line", session=self._key))
 
     def _lost(self) -> None:
-        """Called when the machine is gone: mark it as closed. Pinned memory stays until `close()`, as there may be
-        views of it.
+        """Called when the machine is gone: mark it as closed. Pinned memory stays until `close()`, because Python
+        objects may still refer to this memory.
         """
         self.closed = True
 

@@ -66,8 +66,8 @@ class Emitter(Operands):
         return found
 
     def unread(self, items: tuple[Any, ...]) -> int:
-        """The elements of a vector load whose registers are never read, as a mask (bit i: element i). These elements
-        need not be initialised, as compilers load more than they need.
+        """The elements of a vector load whose registers are never read, as a mask (bit i: element i). The memory of
+        these elements need not be initialised, as compilers load more elements than they need.
         """
         idle = (x is SINK or (isinstance(x, Reg) and not self._read >> x.index & 1) for x in items)
         return sum(1 << i for i, unused in enumerate(idle) if unused)

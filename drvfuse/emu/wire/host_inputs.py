@@ -80,8 +80,8 @@ class Target(Lent):
 
 
 def put_bytes(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
-    """Write an address and, if the machine cannot access the memory there, its bytes. Raises Invalid if they cannot be
-    read.
+    """Write the address of memory that a call reads and, if the machine cannot access this memory, its bytes. Raises
+    Invalid if the bytes cannot be read.
     """
     known = call.caller.shared(address)
     unknown = known is None and address
@@ -119,7 +119,7 @@ def put_target(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
 
 
 def take_target(incoming: Incoming, run: Run) -> int:
-    """The address that `put_target` has written or, if a size follows it, that of a new buffer of this size."""
+    """The address that `put_target` has written or, if a size follows it, the address of a new buffer of this size."""
     address, nbytes = incoming.word(), incoming.word()
     if nbytes == NONE:
         return address

@@ -112,8 +112,8 @@ class _Copy:
 
 
 class _Array:
-    """A pointer to an array of structures `c`. `field` and `count` are the names of the fields that hold the address
-    and the length of the array.
+    """A pointer to an array of structures of the C type `c`. `field` and `count` are the names of the fields that hold
+    the address and the length of the array.
     """
 
     def __init__(self, c: str, field: str, count: str) -> None:

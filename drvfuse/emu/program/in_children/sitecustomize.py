@@ -19,8 +19,8 @@ _HERE = Path(__file__).resolve().parent
 
 
 class _Switch:
-    """An import finder that finds `cuda.bindings` as usual. When the package has been imported, it switches this
-    process to the emulated driver.
+    """An import finder that finds `cuda.bindings` as usual. When `cuda.bindings` has been imported, the finder switches
+    this process to the emulated driver.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:

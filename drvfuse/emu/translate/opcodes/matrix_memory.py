@@ -78,7 +78,9 @@ def _memory(op: Opcode, which: str) -> _Memory:
 
 
 def _stride(memory: _Memory, operands: tuple[Any, ...]) -> Any:
-    """The stride between rows or columns: the optional last operand, else that of a contiguous matrix."""
+    """The stride between rows or columns: the optional last operand. If it is missing, the stride is that of a matrix
+    without gaps.
+    """
     if len(operands) > 2:
         return operands[2]
     cells = [cell for lane in memory.fragment for register in lane for cell in register]

@@ -75,7 +75,9 @@ def saturate(g: Emitter, x: str, ll: str = "float") -> str:
 
 
 def extremum(g: Emitter, verb: str, x: str, y: str, kind: str, nan: bool) -> str:
-    """min or max, with -0 < +0. If one operand is a NaN, the result is the other one or, with `nan`, a NaN."""
+    """min or max, with -0 < +0. If one operand is a NaN, the result is the other operand. With `nan`, the result is a
+    NaN instead.
+    """
     n = width(kind)
     ll = "float" if kind == "f32" else "double"
     first = g.op(f"fcmp {'olt' if verb == 'min' else 'ogt'} {ll} {x}, {y}")
