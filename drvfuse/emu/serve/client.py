@@ -297,7 +297,9 @@ class AttachedMachine:
 
     @property
     def reports(self) -> list[Report]:
-        """The reports about all processes of the machine. If the machine is gone, those that were read before."""
+        """The reports about all processes of the machine. If the machine is gone, the reports that were read before are
+        returned.
+        """
         if not self.closed:
             with contextlib.suppress(ClosedError):
                 self._known += self._ask("reports", len(self._known))

@@ -15,9 +15,8 @@ def _signed(value: int, bits: int) -> int:
 
 
 class Conversions:
-    """The helper functions in LLVM IR that a module uses, and its declarations of functions. Each method that converts
-    numbers adds one function, and returns the function's name. The docstring of the method has the signature of the
-    function.
+    """The helper functions in LLVM IR that a module uses, and its declarations of functions. Each method that adds a
+    function returns the name of that function, and the method's docstring has the signature of that function.
     """
 
     def __init__(self) -> None:

@@ -90,7 +90,9 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def opcode(*bases: str) -> Callable[[Handler], Handler]:
-    """Register the handler of some opcodes. A name with a modifier ("st.async") takes precedence over one without."""
+    """Register the handler of some opcodes. A name with a modifier ("st.async") takes precedence over a name without a
+    modifier.
+    """
 
     def register(handler: Handler) -> Handler:
         for base in bases:

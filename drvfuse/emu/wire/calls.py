@@ -102,7 +102,7 @@ class Run:
     """(descriptor, offset) of the file of memory that the call registers."""
 
     def memory(self, content: Any) -> int:
-        """The address of memory with these bytes. It is the memory of `content` itself if that is writable."""
+        """The address of memory with these bytes. It is the memory of `content` itself if `content` is writable."""
         nbytes = len(content)
         if nbytes and not memoryview(content).readonly:
             self.keep.append(content)

@@ -56,7 +56,9 @@ class Lent(HostMemory):
 
 
 class Source(Lent):
-    """Memory that the call reads. A message has its address, if the machine can access it, else its bytes."""
+    """Memory that the call reads. A message has the memory's address if the machine can access the memory, otherwise
+    its bytes.
+    """
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         put_bytes(out, value, call.value(self.parameter.extent), call)
