@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The enums and structs of cuda.bindings, which the emulated driver accepts and returns, and the names of their
-functions. Importing them needs no driver.
+"""The enums and structs of cuda.bindings, which the emulated driver accepts and returns, and the names of the functions
+of cuda.bindings. Importing this module needs no driver.
 """
 
 from __future__ import annotations

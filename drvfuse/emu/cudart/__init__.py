@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The CUDA runtime API on the emulated driver, with `cuda.bindings.runtime`'s names, types and results.
 
-Most functions are one call of the driver, and are made from the signatures of the two functions (`pairs`). The
-functions that the runtime implements itself are written by hand: the current device of a thread, its primary context
-and the last error (`state`, `devices`), null pointers and pitches (`memory`), the kinds of copies (`copies`). Error
-codes have the same numbers in both APIs.
+Most functions make one call of the driver; they are derived from the signatures of the runtime's function and of the
+driver's function (`pairs`). The functions that the runtime implements itself are written by hand: the current device of
+a thread, its primary context and the last error (`state`, `devices`), null pointers and pitches (`memory`), the kinds
+of copies (`copies`). Error codes have the same numbers in both APIs.
 
 `EmulatedRuntime(driver)` is the namespace for the driver API of a machine or of one of its processes. Functions that
 need no driver, such as `cudaGetErrorName`, are those of cuda.bindings.

@@ -2,9 +2,10 @@
 """Conversion of the runtime's arguments to arguments of the driver, and of the driver's results to those of the
 runtime.
 
-Enums have the same numbers in both APIs. Handles of the runtime are handles of the driver, or have the same number. A
-structure has the same layout in both APIs, so its bytes are copied, up to the length of the shorter one, and copied
-back after the call. `structs` has the structures that differ.
+Enums have the same numbers in both APIs. Handles of the runtime are handles of the driver, or have the same number. The
+structures of the two APIs have the same layout, but one of them may be longer. So the bytes of an argument are copied
+to the driver's structure, as many as both structures have, and copied back after the call. `structs` has the structures
+whose layouts differ.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ def cudaGraphExecMemcpyNodeSetParams1D(
 
 @function()
 def cudaGraphKernelNodeCopyAttributes(state: State, *args: Any, **kwargs: Any) -> None:
-    """Copies attributes. The bindings of CUDA 12 take the source first, those of CUDA 13 the destination, as the driver
-    does.
+    """Copies attributes. The first parameter is the source in the bindings of CUDA 12. In the bindings of CUDA 13 and
+    in the driver, the first parameter is the destination.
     """
     nodes = inspect.signature(RT.cudaGraphKernelNodeCopyAttributes).bind(*args, **kwargs).arguments
     state.cu.cuGraphKernelNodeCopyAttributes(nodes["hDst"], nodes["hSrc"])

@@ -2,10 +2,10 @@
 """Functions of the runtime that are one call of the driver.
 
 Most functions are like `cudaStreamQuery(stream)`, which calls `cuStreamQuery(hStream)`. The driver's function has the
-same name except for the prefix, or is in `RENAMED`. It has the same parameters in the same order, sometimes followed by
-a context, for which the current one is passed. `convert` converts arguments and results by their types in the
-signatures and docstrings of cuda.bindings. If the emulated driver refuses a function, the function of the runtime is
-refused too.
+same name except for the prefix, or `RENAMED` gives its name. It has the same parameters in the same order, sometimes
+followed by a context; the current context is then passed. `convert` converts arguments and results by their types in
+the signatures and docstrings of cuda.bindings. If the emulated driver refuses a function, the function of the runtime
+is refused too.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def reason(name: str) -> str:
 
 
 def refuse(name: str, signature: inspect.Signature) -> Callable[..., Any]:
-    """The replacement for a refused function. Each call fails with cudaErrorNotSupported. The first one is reported,
-    unless another process serves the machine.
+    """The replacement for a refused function. Each call fails with cudaErrorNotSupported. The machine gets a report of
+    the first call, unless another process serves the machine.
     """
 
     def call(state: State, *args: Any, **kwargs: Any) -> Any:

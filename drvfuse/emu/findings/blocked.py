@@ -47,8 +47,8 @@ class Blocked:
 def blocked(launch: structs.Launch, identity: Identity, window: Window, undecided: int = 0) -> list[Blocked]:
     """All threads of a launch that have not exited, and what each waits for, sorted by block and thread.
 
-    If `undecided` is not 0, registers still changed after that number of polls, so it is not certain that the threads
-    wait for ever.
+    If `undecided` is not 0, registers of polling threads still changed after that number of polls, so it is not certain
+    that the threads wait for ever.
     """
     found = []
     for block in resident(launch):

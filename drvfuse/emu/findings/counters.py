@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts of the memory accesses of launches. Times are not measured.
 
-An access is an access of one thread. Bytes are those that the access names, and not those that hardware would transfer.
+An access is an access of one thread. The bytes of an access are those that its instruction reads or writes, and not
+those that hardware would transfer.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _EXACT = 10_000_000  # numbers from this one on are rounded in tables
 
 @dataclass(frozen=True)
 class Count:
-    """Numbers of accesses and bytes. "local" is memory of the launch's own device, "remote" memory of other devices,
-    "host" pinned memory.
+    """Numbers of accesses and bytes. In the names of the fields, "local" is memory of the launch's own device, "remote"
+    memory of other devices, and "host" pinned memory.
 
-    An atomic counts as one access that reads and writes. Local memory and parameters are not counted in bytes.
-    "reduced" and "broadcast" are the bytes that multimem instructions name, once for all devices of the multicast
-    object; each such instruction is one access. The bytes that it reads and writes in the memory of each device are in
-    the other counts too.
+    An atomic counts as one access that reads and writes. The bytes of accesses to parameters and to the local memory of
+    threads (`.local`) are not counted. A multimem instruction is one access. "reduced" and "broadcast" are the bytes
+    that multimem instructions read and write at multicast addresses, counted once for all devices of the multicast
+    object. The bytes that they read and write in the memory of each device are in the other counts too.
     """
 
     accesses: int = 0

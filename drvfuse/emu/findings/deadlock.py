@@ -33,12 +33,12 @@ def of_deadlock(
 
     `waits` are (kernel, device, `Blocked` threads of the launch). Of several blocks that wait at the same places for
     the same words, only the first is shown. If that leaves more than `_APART` blocks, only the first of the blocks
-    that wait at the same places is shown, whatever their words.
+    that wait at the same places is shown, even if they wait for different words.
     `without_work` are lines about the devices that run nothing.
     """
     names = Names(window)
-    # Both keep the first block for each key. A key of `by_places` is a kernel, a device and the source places at which
-    # the threads of a block wait; a key of `by_words` also contains the words for which they wait.
+    # Both dicts keep the first block for each key. A key of `by_places` is a kernel, a device and the source places at
+    # which the threads of a block wait; a key of `by_words` also contains the words for which these threads wait.
     by_words: dict[tuple[Any, ...], Participant] = {}
     by_places: dict[tuple[Any, ...], Participant] = {}
     words: dict[int, list[tuple[int, Any]]] = {}

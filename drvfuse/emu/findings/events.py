@@ -21,9 +21,9 @@ DTYPE = np.dtype(structs.Event)
 
 @dataclass(frozen=True)
 class Event:
-    """An action of a thread. `clock` is its virtual time in nanoseconds, `kind` the name of an `abi.EventKind` in lower
-    case. `value` is the value that a load has read or an atomic has found, or the number of a barrier. Events of a
-    block ("start", "end") name its thread 0.
+    """An action of a thread. `clock` is the virtual time of the action in nanoseconds. `kind` is the name of an
+    `abi.EventKind` in lower case. `value` is the value that a load has read or an atomic has found, or the number of a
+    barrier. In an event of a block ("start" or "end"), `thread` is the first thread of the block.
     """
 
     clock: int

@@ -36,7 +36,7 @@ class Fault:
 
 def describe(launch: structs.Launch, identity: Identity, window: Window) -> Fault:
     """The fault that the native runtime has recorded for a launch. Call this before other blocks run in the launch's
-    block slots: the description reads the frames of the launch's threads, which are still there.
+    block slots: the description reads the frames of the launch's threads, which other blocks would overwrite.
     """
     f = launch.fault
     record = Record(launch, identity, window)
@@ -61,7 +61,7 @@ _UNWRITTEN = (
 
 def _missing_write(f: Record) -> str | None:
     """A hint for a read of memory that was never written and that no pending copy will write: which write may be
-    missing, or which order. None if there is no hint.
+    missing, or which order between a write and this read. None if there is no hint.
     """
     if f.space is not Kind.SHARED:
         return _UNWRITTEN if f.space is Kind.DEVICE else None

@@ -24,8 +24,8 @@ def text_at(window: Window, address: int, limit: int = _TEXT_BYTES) -> bytes:
 
 
 def printed(window: Window, call: structs.Print) -> tuple[str, int]:
-    """(text, result) of a call of printf. The result is the number of arguments that the format uses, or -1 if there is
-    no format.
+    """(text, result) of a call of printf. The result is the number of arguments that the format uses, or -1 if the
+    machine has no memory at the address of the format.
 
     The arguments are in the thread's local memory. A directive whose arguments lie outside of it is printed unchanged.
     """

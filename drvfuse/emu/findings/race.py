@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PROFILES = ("hardware", "strict")
 _OPS = 1 << 24  # operations of a machine beyond this number are not checked
-_KEPT = 4096  # at most so many copies are remembered, and at most so many plain stores of flags
+_KEPT = 4096  # the detector remembers at most this number of copies, and this number of plain stores of flags
 # If an order is missing for one of these reasons, a report may blame a flag that was stored by a plain write.
 _WITHOUT_FLAG = (Edge.NONE, Edge.RELEASED_EARLIER, Edge.ORDER)
 
@@ -69,8 +69,8 @@ class Ordered:
 
 class Detector:
     """The race detector of one machine. `profile` is "hardware" or "strict" (`native/race.cuh`). The caller of its
-    methods holds the machine's lock. References point to native clocks; the caller of a method that returns a
-    reference owns it.
+    methods holds the machine's lock. References point to native clocks. If a method returns a reference, its caller
+    becomes the owner of the reference.
     """
 
     def __init__(self, window: Window, profile: str) -> None:
@@ -126,8 +126,9 @@ class Detector:
     # Operations ------------------------------------------------------------------------------------------------------
 
     def queue(self, op: Ordered, after: Iterable[Ordered], primary: Ordered | None, chain: int) -> None:
-        """Called when an operation is queued: record what it is ordered after. `primary` is the kernel of which it is a
-        programmatic dependent. `chain` is the number of its stream, or of its branch of a graph.
+        """Called when an operation is queued: record what it is ordered after. If the operation is a programmatic
+        dependent, `primary` is the kernel on which it depends, otherwise None. `chain` is the number of the operation's
+        stream, or of its branch of a graph.
         """
         if op.number >= _OPS:
             self.state.exhausted = 1
@@ -181,8 +182,8 @@ class Detector:
         """Called when a stream writes a word, or has found the value for which it waited: check access `number` of
         `op`. `ordered` says whether the write is a release, or the wait an acquire (`native/race_values.cuh`).
 
-        With the profile "hardware", a wait that finds the value of a copy or fill is ordered after that operation,
-        which has ended.
+        With the profile "hardware", if a wait finds the value that a copy or fill has written, `op` is ordered after
+        that copy or fill, which has ended.
         """
         if not self._window.contains(address, nbytes):
             return

@@ -145,8 +145,8 @@ def plain_flag(identity: Identity | None, site: int) -> str:
 
 
 def _wait(copy: Site | None, flags: int) -> str:
-    """The instruction by which a thread waits for a copy that it started. If `flags` has WRITE, the thread must wait
-    until the copy has written, else only until the copy has read.
+    """The instruction by which a thread waits for a copy that it started. `flags` are those of the copy's access. If
+    they have WRITE, the thread must wait until the copy has written, otherwise only until the copy has read.
     """
     if copy is None or ".bulk_group" not in copy.opcode:
         return "cp.async.wait_group or cp.async.wait_all"

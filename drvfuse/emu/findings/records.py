@@ -83,7 +83,7 @@ class Record:
         named = [_SPACES[part] for part in parts if part in _SPACES]
         if not named:
             return None
-        # An access of 8 bytes is to the mbarrier of a bulk copy, because the copy accesses its data in 16-byte pieces.
+        # An access of 8 bytes is the one to the mbarrier, because a bulk copy accesses its data in pieces of 16 bytes.
         if "mbarrier" in parts and self.size == 8:
             return Kind.SHARED
         return named[0 if self.flags & Access.WRITE else -1]  # copies name the destination first
@@ -137,7 +137,7 @@ class Record:
 
     @property
     def other_line(self) -> int | None:
-        """The source line at which the other threads wait; `flags` of the record is the site."""
+        """The source line at which the other threads wait. Its site is in `flags` of the record."""
         return self.identity.place(self.flags)[1]
 
     @property
@@ -178,8 +178,8 @@ class Record:
 
     @property
     def pending_copy(self) -> str:
-        """A copy that had not yet written the memory when it was read, and the missing wait for this copy, as text.
-        `value` is the copy's site plus one.
+        """The copy that was to write the memory but had not yet written it when it was read, and the missing wait for
+        this copy, as text. `value` is the site of the copy's instruction plus one.
         """
         site = self.value - 1
         opcode, copy = self.identity.sites[site].opcode, "cp.async.bulk"

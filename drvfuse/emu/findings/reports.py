@@ -147,8 +147,10 @@ def standstill(
     `launches` are (name of the kernel, possibly with its process; device; EngineLaunch). `crowded` are the kernels
     (name, device) that have not started, since no multiprocessor can take one of their blocks yet. `without_work` are
     the devices that run nothing, with the finding that ended their kernels, if there was one. `stream_waits` are texts
-    about streams that wait for a value in memory. Threads that wait at the same place for the same word share a line,
-    as do all threads that wait at one place for more than _WORDS words.
+    about streams that wait for a value in memory.
+
+    Threads that wait at the same place for the same word share a line. If the threads at one place wait for more than
+    _WORDS words, all threads at this place share one line.
     """
     lines: list[str] = []
     missing: list[str] = []
@@ -200,7 +202,7 @@ def standstill(
 
 def _by_place(groups: Mapping[tuple[Any, ...], list[Any]]) -> dict[tuple[Any, ...], list[Any]]:
     """The groups of threads that each line of the report describes, by a key for the line. If more than _WORDS groups
-    wait at one place, they share a line; any other group has its own.
+    wait at one place, these groups share a line; any other group has a line of its own.
     """
     at = Counter(key[:3] for key in groups)
     lines: dict[tuple[Any, ...], list[Any]] = {}

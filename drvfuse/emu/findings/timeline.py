@@ -28,8 +28,8 @@ _TYPE = re.compile(r"[busf]\d+|v\d|global|bf16(x2)?|f16x2")
 
 @dataclass(frozen=True)
 class Participant:
-    """A block, or one thread of a block, whose events a timeline shows. For a thread, these include the barriers, the
-    start and the end of its block.
+    """A block, or one thread of a block, whose events a timeline shows. The events of a thread include the barriers,
+    the start and the end of its block.
     """
 
     device: int

@@ -93,8 +93,8 @@ def _leave(machine: Any, known: int, pid: int, folder: Path) -> None:
 
 
 def _end(reports: list[dict[str, Any]]) -> None:
-    """Print the findings, if there are any, and exit. Called in a process that has replaced the one that ran the
-    program (`os.exec`), as no other process would print them.
+    """Print the findings, if there are any, and exit. Called if the process that ran the program has replaced itself by
+    another program (`os.exec`): no other process would print the findings then.
     """
     findings = found.findings(reports)
     if findings:

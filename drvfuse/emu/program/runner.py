@@ -41,8 +41,8 @@ def run(program: Sequence[str], *, module: bool = False, report: str | None = No
     `program` is the path or name, and the arguments. Findings are printed on stderr; they are written, with other data
     of the run, to the JSON file `report`. With `share`, the processes that the program starts use this machine too;
     otherwise each has a machine of its own. Returns 1 if there were findings, else the program's exit status. This
-    function can be called once per process. Before the program runs, it raises ArgumentError for a program that does
-    not exist, and Unsupported if cuda-python cannot be switched.
+    function can be called once per process. It raises, before the program runs, ArgumentError if the program does not
+    exist, and Unsupported if cuda-python cannot be switched.
     """
     name = _existing(program, module)
     _refuse_used_driver()

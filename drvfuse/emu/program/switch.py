@@ -7,8 +7,9 @@
                                          also in cuda.bindings._v2.nvrtc, where that exists
 
 The module objects stay, and only the functions in them are replaced. So it does not matter when, under which name and
-where a module was imported; types, enums and constants are still those of cuda-python. If another module has imported a
-function by its name, that function would still call the real driver; then nothing is switched.
+where a module was imported; types, enums and constants are still those of cuda-python. But if another module has
+imported a function by its name, that function would still call the real driver; in this case nothing is switched, and
+Unsupported is raised.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ _active: Any = None
 
 @contextlib.contextmanager
 def switched(machine: Any = None) -> Iterator[Any]:
-    """Switch cuda-python's modules to `machine` for a `with` block, in all threads; it yields the machine.
+    """Switch cuda-python's modules to `machine` for a `with` block, in all threads. The value of the `with`
+    statement is the machine.
 
     `machine` is a Machine, a Process of a Machine or an AttachedMachine; None is the default machine. Raises
     Unsupported, and switches nothing, inside another switch of this process, or if a module has imported a function of

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of served machines. They are those of Unix sockets, both ends of which belong to the same user."""
+"""Addresses of served machines. They are addresses of Unix sockets. The processes at both ends of a connection belong
+to the same user.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ EXPECTED = '"unix:@NAME" (a name without a file) or "unix:/PATH"'
 
 
 def fresh() -> str:
-    """An unused address. It has no file, so no file remains if the process that listens there is killed."""
+    """An unused address. The socket has no file, so no file remains if the process that listens at the address is
+    killed.
+    """
     return f"unix:@drvfuse-emu-{os.getuid()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
@@ -45,7 +49,9 @@ def listen(address: str) -> socket.socket:
 
 
 def connect(address: str, argument: str) -> socket.socket:
-    """A connection to a served machine. Raises DriverUnavailable if no process of the same user listens there."""
+    """A connection to the machine at an address. Raises DriverUnavailable if no process of the same user listens at the
+    address.
+    """
     name = parse(address, argument)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages over a stream socket. A message is a header, words and bytes, and file descriptors.
 
-On most connections the two ends send alternately, so only one message can be in transit, and a reader may read all
-available bytes at once. If one end sends several messages without an answer in between, `receive` needs `alone=False`.
+On most connections the two ends send alternately. So only one message can be in transit, and a reader may read all
+available bytes at once. If one end sends several messages without an answer in between, the other end must call
+`receive` with `alone=False`.
 """
 
 from __future__ import annotations

@@ -138,8 +138,8 @@ class AttachedMachine:
         return found or Line(*self._greet("line", session=self._key))
 
     def _lost(self) -> None:
-        """Called when the machine is gone: mark it as closed. Pinned memory stays until `close()`, as there may be
-        views of it.
+        """Called when the machine is gone: mark it as closed. Pinned memory stays until `close()`, because Python
+        objects may still refer to this memory.
         """
         self.closed = True
 
@@ -297,7 +297,9 @@ class AttachedMachine:
 
     @property
     def reports(self) -> list[Report]:
-        """The reports about all processes of the machine. If the machine is gone, those that were read before."""
+        """The reports about all processes of the machine. If the machine is gone, the reports that were read before are
+        returned.
+        """
         if not self.closed:
             with contextlib.suppress(ClosedError):
                 self._known += self._ask("reports", len(self._known))

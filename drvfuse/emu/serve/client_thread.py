@@ -32,8 +32,8 @@ class Local(threading.local):
 
 
 def run_host_functions(connection: socket.socket, local: Local) -> None:
-    """Run the host functions and the copies of host memory that the machine requests, one after another. This thread
-    may not call the driver.
+    """Run the host functions and the copies of host memory that the machine requests, one after another. Host functions
+    may not call the driver, so `local` marks this thread as one that runs them.
     """
     local.in_host_function = True
     try:

@@ -25,8 +25,8 @@ client's addresses, but none at the sums.
 
 @dataclass(frozen=True)
 class _Registration:
-    """Registered memory. If `file`, it is a shared mapping of a file. The machine then maps this file too, so kernels
-    and copies can access the memory.
+    """Registered memory. `file` tells whether the memory is a shared mapping of a file. If it is, the machine maps this
+    file too, so that kernels and copies can access the memory.
     """
 
     nbytes: int
@@ -42,7 +42,8 @@ class _Local(threading.local):
 class HostMemory:
     """The client's side of host memory (`wire.calls.Caller`). `layout` returns the parameters of a kernel.
 
-    It reserves the addresses of the machine's memory in this process, and raises OSError if something is mapped there.
+    A HostMemory reserves the addresses of the machine's memory in this process. Making one raises OSError if something
+    is mapped at these addresses.
     """
 
     def __init__(self, base: int, nbytes: int, layout: Callable[[int], Layout | None]) -> None:

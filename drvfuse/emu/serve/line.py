@@ -64,8 +64,9 @@ class Line:
                 interrupts.forget(self._thread)
 
     def interrupt(self, call: int) -> None:
-        """End the wait of the call with the number `call` on this connection. The interrupt comes by another
-        connection, so the call may have ended already, or may not have arrived yet.
+        """Interrupt the call with the number `call` on this connection, so that it stops waiting. The request for this
+        comes by another connection. So the call may have ended already; then nothing happens. If the call has not
+        arrived yet, it is interrupted when it arrives.
         """
         with self._lock:
             self._interrupted = call

@@ -20,8 +20,8 @@ class ErrorLogs:
         self._links: dict[int, ErrorLog] = {}
 
     def failed(self, call: Call, refusal: Report | None) -> None:
-        """Write the message of `refusal` to the error buffer of a failed call, or to that of its linker state. Without
-        a buffer or a report, nothing is written.
+        """Write the message of `refusal` to the error buffer of a failed call, or to the error buffer of the linker
+        state that the call uses. If there is no such buffer, or `refusal` is None, nothing is written.
         """
         log = _named(call)
         if log is None and "state" in (p.name for p in call.signature.given):

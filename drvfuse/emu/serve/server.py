@@ -59,8 +59,9 @@ class Server:
         threading.Thread(target=_prepare, name="drvfuse-prepare", daemon=True).start()
 
     def close(self) -> None:
-        """Stop serving. Calls of all clients return CUDA_ERROR_DEINITIALIZED from now on, also calls that wait. The
-        machine stays open; when this returns, the server does not use it any more. Idempotent.
+        """Stop serving. From now on all calls of clients return CUDA_ERROR_DEINITIALIZED, including calls that are
+        waiting now. The machine stays open, but the server does not use the machine any more after this method has
+        returned. Idempotent.
         """
         with self._lock:
             if self._closed:

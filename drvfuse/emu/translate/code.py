@@ -36,13 +36,14 @@ class Site:
 
 @dataclass(frozen=True)
 class KernelCode:
-    """A translated kernel. The function `symbol` runs one thread, whose frame has `frame_bytes`.
+    """A translated kernel. The function `symbol` runs one thread. The thread's frame, which keeps its state while it is
+    suspended, has `frame_bytes`.
 
     shared_static   the offset of dynamic shared memory in the shared memory of a block
-    max_threads     the maximum number of threads of a block (.maxntid or .reqntid); 0 without a limit
+    max_threads     the maximum number of threads of a block (.maxntid or .reqntid); 0 if there is no limit
     sites           the sites of the whole module, by site number
-    reqncta         the required shape of clusters (.reqnctapercluster)
-    max_cluster     the maximum number of blocks of a cluster (.maxclusterrank); 0 without a limit
+    reqncta         the required shape of clusters (.reqnctapercluster); None if no shape is required
+    max_cluster     the maximum number of blocks of a cluster (.maxclusterrank); 0 if there is no limit
     needs_cluster   whether a launch must have clusters (.explicitcluster)
     refused         (reason, file, line) if the kernel has no code, because the kernel or a function that it calls has
                     an instruction that the translator refuses (`refused.py`)

@@ -15,8 +15,8 @@ def _signed(value: int, bits: int) -> int:
 
 
 class Conversions:
-    """The functions in IR, and the declarations, that a module uses. A method adds a function, whose signature is in
-    the docstring of the method, and returns its name.
+    """The helper functions in LLVM IR that a module uses, and its declarations of functions. Each method that adds a
+    function returns the name of that function, and the method's docstring has the signature of that function.
     """
 
     def __init__(self) -> None:
@@ -32,10 +32,11 @@ class Conversions:
         return f"@{name}"
 
     def pack(self, source: str, target: str, mode: str = "rn", saturate: bool = False) -> str:
-        """Add `i(target) @f(i(source))`, which converts the bits of a number with one rounding by `mode` (rn, rz, rm,
-        rp or rna). A NaN becomes canonical.
+        """Add `i(target) @f(i(source))`, which rounds a number of the format `source` to the format `target`, once, by
+        `mode` (rn, rz, rm, rp or rna). Both numbers are bits; i(target) is the integer type that has the width of
+        `target`. A NaN becomes the canonical NaN of `target`.
 
-        With `saturate`, overflow and infinity give the largest finite value.
+        With `saturate`, overflow and infinity give the largest finite value of the same sign.
         """
         name = f"pack_{source}_{target}_{mode}{'_sat' if saturate else ''}"
         if name in self.functions:
@@ -152,8 +153,8 @@ class Conversions:
         return f"@{name}"
 
     def flush(self, kind: str) -> str:
-        """Add `float @flush_f32(float)`, which replaces a subnormal number by a zero of the same sign (`.ftz`). For
-        other formats than fp32, the function takes and returns bits.
+        """Add `float @flush_f32(float)`, which replaces a subnormal number by a zero of the same sign (`.ftz`). For any
+        other format `kind`, the function is `@flush_(kind)`, and takes and returns the number as bits.
         """
         name = f"flush_{kind}"
         if name not in self.functions:

@@ -26,7 +26,7 @@ class Emitter(Operands):
     """Emits the function `fn` in one of three modes.
 
     A "kernel" function can be suspended and resumed. A "device" function is called by kernels and cannot be suspended.
-    A "raw" one is a C function.
+    A "raw" function becomes a C function, which has no checks of accesses and cannot be suspended.
     """
 
     def __init__(self, unit: Unit, fn: Function, mode: str, helpers: Helpers):
@@ -66,8 +66,8 @@ class Emitter(Operands):
         return found
 
     def unread(self, items: tuple[Any, ...]) -> int:
-        """The elements of a vector load whose registers are never read, as a mask (bit i: element i). These elements
-        need not be initialised, as compilers load more than they need.
+        """The elements of a vector load whose registers are never read, as a mask (bit i: element i). The memory of
+        these elements need not be initialised, as compilers load more elements than they need.
         """
         idle = (x is SINK or (isinstance(x, Reg) and not self._read >> x.index & 1) for x in items)
         return sum(1 << i for i, unused in enumerate(idle) if unused)
@@ -243,8 +243,9 @@ class Emitter(Operands):
             raise jump.error(str(e)) from None
 
     def _count_round(self, block: Block, label: str, head: Block) -> None:
-        """Emit the edge from `label` to `head`, with code that counts the iterations of the loop that the edge closes.
-        This loop accesses no memory.
+        """Emit the edge from `label` to `head`, which closes a loop without accesses to memory, and code that counts
+        the iterations of this loop. After each LOOP_SLICE iterations of such loops, the code calls rt_loop, which may
+        end the thread with a fault.
         """
         some = (block.end, *block.instructions[-1:], head.end, *head.instructions, *(self.fn.body or ()))
         ins = next(x for x in some if isinstance(x, Instruction))

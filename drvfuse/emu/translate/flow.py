@@ -23,7 +23,8 @@ class Block:
     """A basic block. If it begins with the part of an instruction after a suspension point, `resumed` is that
     instruction. If it ends with the part of an instruction before a suspension point, `suspended` is that instruction.
 
-    `branch` is (register, negated) if the successors are (taken, not taken).
+    `branch` is (register, negated) if the block ends with a conditional branch. `successors` are then (the block that
+    follows if the branch is taken, the block that follows if it is not taken).
     """
 
     index: int
@@ -40,8 +41,9 @@ class Block:
 
 @dataclass(slots=True)
 class Traits:
-    """Whether an instruction has a suspension point (`suspends`), whether it reads its sources after that point
-    (`rereads`), and whether it may run with a false guard (`pure`).
+    """Whether an instruction has a suspension point (`suspends`), whether it reads its source registers again after
+    that point (`rereads`), and whether it may be executed although its guard is false, if its result is then dropped
+    (`pure`).
     """
 
     suspends: bool
@@ -82,8 +84,8 @@ def _writes_first(ins: Instruction) -> bool:
 
 
 def uses_defs(ins: Instruction) -> tuple[int, int]:
-    """(registers that an instruction reads, registers that it writes), as masks (bit i: register i). A write with a
-    guard counts as a read too.
+    """(registers that an instruction reads, registers that it writes), as masks (bit i: register i). A register that an
+    instruction with a guard writes counts as read too, because the register keeps its value if the guard is false.
     """
     uses = defs = 0
     operands = ins.operands
@@ -181,8 +183,9 @@ class Graph:
                 source.successors.append(fallthrough)
 
     def closing_edges(self, accesses: Callable[[Instruction], bool]) -> set[tuple[int, int]]:
-        """Edges, as pairs of block indices. Every cycle that has neither a suspension point nor an access contains at
-        least one of these edges.
+        """Returns edges of the graph, as pairs of block indices. Every cycle of blocks that have neither a suspension
+        point nor an access contains at least one of these edges. `accesses(instruction)` tells whether an instruction
+        accesses memory.
         """
         free = [b for b in self.blocks if not (b.suspended or b.resumed or any(map(accesses, b.instructions)))]
         rest = {b.index for b in free}

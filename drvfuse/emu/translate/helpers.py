@@ -13,8 +13,9 @@ class Helpers(Conversions):
     """All helper functions in IR that a module uses: those of `Conversions`, and those for exact arithmetic."""
 
     def odd(self) -> str:
-        """Add `i64 @odd(double s, double e)`, which returns s + e rounded to odd, where |e| is below half an ulp of s.
-        Rounding the result again to fewer bits gives the correctly rounded sum.
+        """Add `i64 @odd(double s, double e)`, which returns s + e rounded to odd, as the bits of a double: of the two
+        doubles next to an inexact sum, the one whose last bit is 1. |e| must be below half an ulp of s. Rounding the
+        result again to a format with fewer bits gives the correctly rounded sum.
         """
         self.functions["odd"] = """define internal i64 @odd(double %s, double %e) {
   %b = bitcast double %s to i64
@@ -31,8 +32,8 @@ class Helpers(Conversions):
         return "@odd"
 
     def add_odd(self, down: bool = False) -> str:
-        """Add `i64 @f(double a, double b)`, which returns a + b rounded to odd. With `down`, a sum that is exactly zero
-        has the sign that the rounding rm gives it.
+        """Add `i64 @f(double a, double b)`, which returns a + b rounded to odd, as the bits of a double. With `down`, a
+        sum that is exactly zero is -0, unless both a and b are +0 (rounding mode rm).
         """
         name = "add_odd_rm" if down else "add_odd"
         if name not in self.functions:

@@ -3,10 +3,11 @@
 
 The address of a function is not an address in memory. Only functions whose address is taken, by an instruction or an
 initial value, have an address. It consists of `BASE`, a hash of the module's PTX, and the index of the function among
-these functions. An indirect call is replaced by comparisons with the addresses of all functions whose parameters and
-results have the same number and sizes as in the call, and by a direct call of the function that matches. So an
-indirectly called function may contain barriers and shuffles. A call of any other address is a fault, even if this is
-the address of a function of another module.
+these functions. An indirect call is replaced by comparisons with the addresses of all functions that the call may
+reach, and by a direct call of the function whose address is equal. If the call has a list of targets, it may reach the
+functions in this list; if it has a prototype, all functions whose parameters and results have the number and sizes that
+the prototype gives. So an indirectly called function may contain barriers and shuffles. A call of any other address is
+a fault, even if this is the address of a function of another module.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ def _calls(module: Module, fn: Function, call: Instruction, taken: dict[str, int
 
 
 def _described(fn: Function, call: Instruction) -> tuple[Tuple | None, Callable[[Function], bool]]:
-    """(the arguments of an indirect call, a function that tells whether the call may reach a given function). Both
-    follow from the prototype of the call or from its list of targets.
+    """(the arguments of an indirect call or None, a function that tells whether the call may reach a given function).
+    The latter decides by the prototype of the call or by its list of targets.
     """
     rest = list(_arguments(call))
     arguments = rest.pop(0) if rest and isinstance(rest[0], Tuple) else None

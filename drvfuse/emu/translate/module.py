@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Translates a PTX module to LLVM IR text. Lays out parameters, variables and shared memory, emits the functions, and
-numbers the instructions that reports may name (sites).
+gives numbers to the instructions that reports may name (sites).
 
 Other packages use only the function `translate`. The modules in OPCODE_MODULES register the emitters of their opcodes
 when they are imported; `emitter.Emitter` emits one function.
@@ -300,9 +300,10 @@ class Unit:
 def translate(ptx: str, *, raw: bool = False, prefix: str = "") -> Translated:
     """Translate one PTX module to LLVM IR text (opaque pointers, no target triple).
 
-    With `raw`, each `.func` becomes a plain C function, exported if it is visible, without access checks and suspension
-    points; the module must not have kernels. Every symbol that the IR defines begins with `prefix`. Raises PtxError
-    with the PTX line of an instruction that cannot be translated.
+    With `raw`, each `.func` becomes a plain C function, exported if it is `.visible`, without access checks and
+    suspension points; the module must not have kernels. Every symbol that the IR defines begins with `prefix`. Raises
+    PtxError, with the line of the PTX, for an instruction that cannot be translated. Without `raw`, an opcode that
+    `refused` lists does not raise; the kernels that use it have no code (`KernelCode.refused`).
     """
     module = parse(ptx)
     try:

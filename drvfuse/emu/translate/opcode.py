@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the function that emits an opcode, given the opcode's text. An opcode with a modifier that no handler consumes
-is refused; the order of modifiers does not matter.
+"""Finds the handler of an opcode. A handler reads the parts of the opcode's text and returns how to emit the
+instruction (`Action`). An opcode with a modifier that its handler does not consume is refused. The order of the
+modifiers does not matter.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def opcode(*bases: str) -> Callable[[Handler], Handler]:
-    """Register the handler of some opcodes. A name with a modifier ("st.async") takes precedence over one without."""
+    """Register the handler of some opcodes. A name with a modifier ("st.async") takes precedence over a name without a
+    modifier.
+    """
 
     def register(handler: Handler) -> Handler:
         for base in bases:
@@ -109,7 +112,9 @@ def is_signed(type_: str) -> bool:
 
 
 def integer_type(op: Opcode, *allowed: str) -> str:
-    """Consume and return the type of `op`, which must be one of `allowed`, by default an integer of 16 bits or more."""
+    """Consume and return the type of `op`. Raises RefusedError if this is not one of `allowed`, by default the integers
+    of 16 bits or more.
+    """
     t = op.type()
     if t not in (allowed or ("u16", "u32", "u64", "s16", "s32", "s64")):
         raise RefusedError(f"unsupported type .{t}")

@@ -22,8 +22,10 @@ _HEADERS = {"t": structs.Thread, "block": structs.Block, "launch": structs.Launc
 class Operands(Registers):
     """The operands of the function `fn`, which is emitted in `mode` (see `Emitter`).
 
-    `param_pointers` are pointers to `.param` variables by the id of the variable, and `local_offset` the offsets of
-    local variables in the thread's local memory, which has `local_bytes`. `allocas` are lines of the entry block.
+    param_pointers   pointers to `.param` variables, by the id of the variable
+    local_offset     the offsets of local variables in the thread's local memory, by the id of the variable
+    local_bytes      the size of the local variables, with gaps for their alignment
+    allocas          lines of LLVM IR for the entry block
     """
 
     def __init__(self, unit: Unit, fn: Function, mode: str, helpers: Helpers):

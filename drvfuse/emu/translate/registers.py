@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registers of a function while the function is emitted.
 
-Inside a block, a register is an SSA value, in its integer form, its float form or both. Other blocks load it from its
-place in memory, which is in the thread's frame if the register is live at a suspension point, and on the stack
-otherwise. A register that a block changes is stored at the end of the block. A NaN that fp32 arithmetic gives is made
-canonical only where its bits can be seen: in the integer form, in memory and in other blocks.
+Inside a basic block, a register is an SSA value, in its integer form, its float form or both. Other blocks load the
+register from its place in memory, which is in the thread's frame if the register is live at a suspension point, and on
+the stack otherwise. A register that a block changes is stored at the end of the block. A NaN that fp32 arithmetic gives
+is made canonical only where its bits can be seen: in the integer form, in memory and in other blocks.
 """
 
 from __future__ import annotations

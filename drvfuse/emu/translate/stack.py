@@ -2,8 +2,8 @@
 """Implements `alloca`, `stacksave` and `stackrestore` with a stack of fixed size in local memory.
 
 Each function that uses these instructions has a stack of `BYTES` bytes, which is empty when the function is called, and
-a register with the number of bytes in use. An access beyond the stack is an access outside of the thread's local
-memory, unless other local variables follow there.
+a register with the number of bytes in use. The memory after the stack may belong to other local variables of the
+thread. An access beyond the stack is a fault only if it is outside of the thread's local memory.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads single arguments of driver calls as cuda.bindings do: it accepts the same values, and raises the same errors.
+"""Reads single arguments of driver calls as cuda.bindings do: this module accepts the same values, and raises the same
+errors.
 
 The bindings are compiled, and convert arguments to C numbers by the rules of Cython. Every value with `__int__` is an
 integer (64.0 and a numpy scalar are, "64" is not). A pointer to host memory is an integer, None or a contiguous buffer.
@@ -31,8 +32,8 @@ class Invalid(Exception):
 
 
 class Address(int):
-    """An address, with the object that keeps its memory alive. For memory that came with the message of a call,
-    `origin` is its address in the caller's process.
+    """An address, with `keep`, the object that keeps the memory alive. If the contents of the memory came with the
+    message of a call, `origin` is the address of the caller's own memory, in the caller's process.
     """
 
     keep: Any = None

@@ -102,7 +102,7 @@ class Run:
     """(descriptor, offset) of the file of memory that the call registers."""
 
     def memory(self, content: Any) -> int:
-        """The address of memory with these bytes. It is the memory of `content` itself if that is writable."""
+        """The address of memory with these bytes. It is the memory of `content` itself if `content` is writable."""
         nbytes = len(content)
         if nbytes and not memoryview(content).readonly:
             self.keep.append(content)
@@ -112,8 +112,8 @@ class Run:
         return ctypes.addressof(made)
 
     def lend(self, nbytes: int) -> int:
-        """The address of new memory of `nbytes`, whose contents are sent back to the caller. One more byte is
-        allocated, so that the memory is never empty.
+        """The address of new memory of `nbytes`, whose contents are sent back to the caller after the call. One more
+        byte is allocated, so that the memory is never empty.
         """
         made = (ctypes.c_char * (nbytes + 1))()
         self.keep.append(made)

@@ -31,8 +31,9 @@ class Image(Input):
 
 
 class Options(List):
-    """Values of options. Their types depend on the list of options, another argument. Only numbers are sent, no lists
-    and no error buffers. If the call fails, the caller's process writes the machine's message to the error buffer.
+    """The values of options, such as those of cuModuleLoadDataEx. The type of each value depends on the option, which
+    is in another argument. Of the values, only numbers are sent to the machine; for a list or an error buffer, 0 is
+    sent. If the call fails, the caller's process writes the machine's message to the error buffer.
     """
 
     def read(self, value: Any) -> Any:

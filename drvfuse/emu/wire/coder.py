@@ -2,9 +2,9 @@
 """Reads the arguments of calls, and writes and reads calls and their results as messages.
 
 The message of a call has the values that were read from its arguments, in the order of the function's prototype. The
-message of a result has the results in that order, then what the call has written to memory of the caller. The sender
-writes the CUresult before all this, as a failed call has no results. If all arguments are numbers, which is the usual
-case, a single `struct` format packs them.
+message of a result has the CUresult, then the results in the order of the prototype, then what the call has written to
+memory of the caller. This module does not write the CUresult: the code that sends the message does, as a failed call
+has no results. If all arguments are numbers, which is the usual case, a single `struct` format packs them.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class Coder:
         return values
 
     def write_call(self, out: Outgoing, values: Sequence[Any], caller: Caller) -> Call:
-        """Write a call to `out`. `values` are its arguments, as `read` has returned them. Raises Invalid if host memory
-        cannot be read or written.
+        """Write a call to `out`, and return its Call. `values` are its arguments, as `read` has returned them. Raises
+        Invalid if host memory cannot be read or written.
         """
         call = Call(self.signature, values, caller)
         if self._numbers is not None:

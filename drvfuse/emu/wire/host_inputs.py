@@ -56,7 +56,9 @@ class Lent(HostMemory):
 
 
 class Source(Lent):
-    """Memory that the call reads. A message has its address, if the machine can access it, else its bytes."""
+    """Memory that the call reads. A message has the memory's address if the machine can access the memory, otherwise
+    its bytes.
+    """
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         put_bytes(out, value, call.value(self.parameter.extent), call)
@@ -80,8 +82,8 @@ class Target(Lent):
 
 
 def put_bytes(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
-    """Write an address and, if the machine cannot access the memory there, its bytes. Raises Invalid if they cannot be
-    read.
+    """Write the address of memory that a call reads and, if the machine cannot access this memory, its bytes. Raises
+    Invalid if the bytes cannot be read.
     """
     known = call.caller.shared(address)
     unknown = known is None and address
@@ -105,8 +107,9 @@ def _brought(here: int, there: int) -> Address:
 
 
 def put_target(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
-    """Write an address and, if the machine cannot access the memory there, the size of that memory. The machine then
-    makes a buffer of this size and sends its contents back. Raises Invalid if the memory cannot be written.
+    """Write the address of memory to which a call writes and, if the machine cannot access this memory, its size. The
+    machine then makes a buffer of this size, and sends the contents of the buffer back after the call. Raises Invalid
+    if neither the machine nor the caller's process can write the memory.
     """
     known = call.caller.shared(address)
     if known is None and address and not mapped.writable(address, nbytes):
@@ -118,7 +121,7 @@ def put_target(out: Outgoing, address: int, nbytes: int, call: Call) -> None:
 
 
 def take_target(incoming: Incoming, run: Run) -> int:
-    """The address that `put_target` has written or, if a size follows it, that of a new buffer of this size."""
+    """The address that `put_target` has written or, if a size follows it, the address of a new buffer of this size."""
     address, nbytes = incoming.word(), incoming.word()
     if nbytes == NONE:
         return address

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kinds of arguments. `read` converts the caller's value, as cuda.bindings do, to the value that the emulated
-function gets. `put` writes that to a message in the caller's process, and `take` reads it in the machine's process.
+function gets. `put` writes the converted value to a message in the caller's process, and `take` reads it in the
+machine's process.
 
-A `void*` becomes an address (an `arguments.Address` if an object must be kept alive), an image becomes its bytes, a C
-string bytes, a list a list. `complete` finishes a value that depends on other arguments, such as the length of a list,
-after all arguments have been read. Host memory is in `host_inputs`, code and its parameters in `code_inputs`.
+A `void*` is converted to an address (an `arguments.Address` if an object must be kept alive), an image to its bytes, a
+C string to bytes, and a list to a list. `complete` finishes a value that depends on other arguments, such as the length
+of a list, after all arguments have been read. Host memory is in `host_inputs`, code and its parameters in
+`code_inputs`.
 """
 
 from __future__ import annotations

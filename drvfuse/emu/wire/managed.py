@@ -11,8 +11,9 @@ from .outputs import Output
 
 
 class Managed(Output):
-    """The address of memory or of a variable. If it is in managed memory, the message has a file descriptor of all of
-    that memory, so that the caller's host code can map it at the same address.
+    """The address of memory or of a variable. If the address lies in managed memory, the message has a file descriptor
+    of the whole allocation, and the caller's process maps the allocation at the same address, so that its host code can
+    use it.
     """
 
     def put(self, out: Outgoing, value: Any, run: Run) -> None:

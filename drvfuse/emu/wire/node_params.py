@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parameters of graph nodes in messages, together with the memory that their pointers point to.
 
-A node runs after the call that made it, so a copy names host memory by an address that the machine can use later
-(`Caller.lasting`). The parameters of a kernel are sent as a block (`parameters`), arrays of structures unchanged.
-Parameters that a call returns point to memory of the caller's process, as those of the driver do.
+A node may run long after the call that made it. So the parameters of a copy node give host memory by an address that
+the machine can still use then (`Caller.lasting`). The parameters of a kernel are sent as one parameter block
+(`parameters`), and arrays of structures as their bytes. If a call returns parameters, their pointers point to memory of
+the caller's process, as with the real driver.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ def elements(c: str, address: int | None, count: int) -> list[Any] | None:
 
 
 class _Kernel:
-    """The parameters of a kernel: their block, and their offsets in it. In all classes here, `p` is a ctypes structure,
-    which may be part of the structure that is sent, and `value` is the structure of the bindings.
+    """The parameters of a kernel: the parameter block, and the offsets of the parameters in the block. In all classes
+    of this module, `p` is a ctypes structure, which may be part of the structure that is sent, and `value` is the
+    structure of the bindings.
     """
 
     def put(self, p: Any, out: Outgoing, call: Call) -> None:
@@ -110,8 +112,8 @@ class _Copy:
 
 
 class _Array:
-    """A pointer to an array of structures `c`. `field` and `count` are the names of the fields that hold the address
-    and the length of the array.
+    """A pointer to an array of structures of the C type `c`. `field` and `count` are the names of the fields that hold
+    the address and the length of the array.
     """
 
     def __init__(self, c: str, field: str, count: str) -> None:
@@ -171,9 +173,9 @@ _MEMBERS = {
 
 
 def _part(c: str, p: Any) -> tuple[Any, Any, tuple[str, ...]]:
-    """What is needed to send the parameters `p` of the C type `c`: (the object that writes the memory behind their
-    pointers, the structure with these pointers, the path of fields to that structure). Without pointers, the object is
-    None.
+    """What is needed to send the parameters `p` of the C type `c`: (the object that writes the memory to which the
+    pointers in the parameters point, the structure with these pointers, the path of fields to that structure). If there
+    are no pointers, the object is None.
     """
     path: tuple[str, ...] = ()
     if c == "CUgraphNodeParams":

@@ -66,8 +66,9 @@ class KernelParameters(NamedTuple):
 
 
 def pack(layout: Layout, kernelParams: KernelParameters | int, extra: int) -> bytes | None:
-    """A copy of the parameter block of a launch, from either form of `KernelParameters.read` or from `extra`. None if
-    parameters are missing or cannot be read, which is CUDA_ERROR_INVALID_VALUE.
+    """A copy of the parameter block of a launch. `kernelParams` is a result of `KernelParameters.read`; if it is 0, the
+    parameters are in `extra`. Returns None if parameters are missing or cannot be read; the call then returns
+    CUDA_ERROR_INVALID_VALUE.
     """
     wanted = layout.parameters
     if not wanted:
@@ -122,8 +123,8 @@ def _slot(value: Any, kind: Any) -> tuple[int, Any]:
 
 
 def _padded(value: Any) -> tuple[int, Any]:
-    """(address, object that keeps it alive) of a copy of a small value. The copy has _SLOT bytes, which `pack` may
-    read; the value itself may lie at the end of a page.
+    """(address, object that keeps it alive) of a copy of a small value. The copy has _SLOT bytes, because `pack` may
+    read up to _SLOT bytes, and a page may end after the bytes of the value itself.
     """
     padded = ctypes.create_string_buffer(bytes(value), _SLOT)
     return ctypes.addressof(padded), padded

@@ -27,11 +27,11 @@ class Side(NamedTuple):
 
     base     the address that the caller gave
     path     the fields that lead to this address in the structure of the copy
-    host     whether it may be an address of host memory
-    skipped  the offset of the first byte that is copied
+    host     whether `base` may be an address of host memory
+    skipped  the offset from `base` of the first byte that is copied
     pitch    the distance between rows in bytes
     layer    the distance between layers in bytes
-    shape    (bytes of a row, number of rows, number of layers)
+    shape    what is copied: (bytes of each row, number of rows, number of layers)
     """
 
     base: int
@@ -85,8 +85,9 @@ def set_address(p: Any, path: tuple[str, ...], address: int) -> None:
 
 
 def _put(out: Outgoing, p: Any, sides: tuple[Side, Side], call: Call) -> None:
-    """Write a structure that describes a copy. If the machine cannot access its host memory, also write the contents of
-    the source and the size of the destination. Raises Invalid if that memory cannot be read or written.
+    """Write a structure that describes a copy. If the machine cannot access the memory of the source, also write the
+    contents of the source. If it cannot access the memory of the destination, also write the size of the destination.
+    Raises Invalid if such a source cannot be read, or such a destination cannot be written.
     """
     local = []
     for side in sides:

@@ -18,8 +18,9 @@ _PARAMETER = re.compile(r"(?:(in|out|inout) )?(const )?([\w ]+?)(\**) (\w+)(?:\[
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a prototype: its `type`, whether it is `const`, and the number of `stars`. `mode` is "in", "out"
-    or "inout", `extent` is the parameter that counts its elements, and `role` is its annotation, the word after @.
+    """One parameter of a prototype: its `type`, whether it is `const`, and `stars`, the number of `*` after the type.
+    `mode` is "in", "out" or "inout". `extent` is the name of the parameter that has the number of elements, and `role`
+    is the annotation, the word after @.
     """
 
     name: str

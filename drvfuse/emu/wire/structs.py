@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The structures that driver calls read and write, as <cuda.h> lays them out.
 
-They are sent as their bytes. If the call reads the memory to which a pointer of a structure points (CUlaunchConfig,
-2D and 3D copies), that memory follows in the message. The emulated driver does not use other pointers.
+They are sent as their bytes. If the call reads the memory to which a pointer of a structure points (CUlaunchConfig, 2D
+and 3D copies, parameters of graph nodes), that memory follows in the message. The emulated driver does not use the
+other pointers in these structures.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Annotations give what a C prototype leaves open:
     in, out, inout   before a parameter: whether the call reads it, writes it, or both. Without one of these, a pointer
                      to a constant is read, any other pointer is written, and a parameter that is no pointer is read
     name[count]      a pointer to an array. The parameter `count` has its number of elements (bytes, for void and
-                     CUdeviceptr). Used for memory of the caller; cuda.bindings allocate all other results
+                     CUdeviceptr). Used only for memory of the caller, as cuda.bindings allocate all other arrays
     @batch           a list of memory ranges. The list `sizes` has their sizes in bytes
     @image           PTX, a cubin or a fat binary, from which its size follows
     @node            parameters of a graph node, with the memory to which their pointers point (`node_params`)

@@ -2,8 +2,8 @@
 """Makes a process use the emulated driver if a program on the emulated driver has started it.
 
 Python imports this module when it starts, before any module of the program. The module removes its folder from
-`sys.path`, imports the `sitecustomize` that it hides, and switches the process to the emulated driver when the process
-imports cuda.bindings. It has no cost for a process that never does.
+`sys.path`, and imports the `sitecustomize` that this folder has hidden. When the process imports cuda.bindings, it is
+switched to the emulated driver. In a process that never imports cuda.bindings, this module does not import drvfuse.
 """
 
 import builtins
@@ -19,8 +19,8 @@ _HERE = Path(__file__).resolve().parent
 
 
 class _Switch:
-    """An import finder that finds `cuda.bindings` as usual. When the package has been imported, it switches this
-    process to the emulated driver.
+    """An import finder that finds `cuda.bindings` as usual. When `cuda.bindings` has been imported, the finder switches
+    this process to the emulated driver.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accesses to memory: state space, order and scope, elements, and the part of an instruction before its suspension
-point.
+"""What the instructions that access memory have in common: reading the state space, the order, the scope and the
+elements from an opcode, and emitting the part of an instruction before its suspension point.
 
 The runtime checks every access before it is made. Each strong load and each atomic begins with a suspension point.
 """
@@ -48,8 +48,8 @@ def scope_flags(op: Opcode, default: str | None = None) -> int:
 
 
 def announce(space: str, size: int) -> Callable[[Emitter, Instruction], int]:
-    """A function that emits what an instruction does before its strong access: store the address and the size, and
-    suspend the thread with YIELD.
+    """Returns a function that emits the part of an instruction before its strong access. This part stores the address
+    and the size of the access in the thread's frame, and suspends the thread with the status YIELD.
     """
 
     def before(g: Emitter, ins: Instruction) -> int:

@@ -25,7 +25,7 @@ def _in_shared(g: Emitter, address: str) -> str:
 @opcode("cvta")
 def cvta(op: Opcode) -> Action:
     """Convert between generic addresses and those of a state space. An address in .shared is an offset in the cluster's
-    shared memory, and one in .local an offset in the thread's local memory.
+    shared memory. An address in .local is an offset in the thread's local memory.
     """
     to_space = op.flag("to")
     space = op.pick(*SPACES).split("::")[0]

@@ -35,8 +35,8 @@ def _compared(g: Emitter, value: str, n: int) -> None:
 
 
 def _add_f32(g: Emitter, old: str, value: str, flushing: str) -> str:
-    """The bits of an fp32 sum. With `flushing` (an i1, true in global memory), subnormal operands and results are
-    flushed to zero.
+    """Emit the sum of two fp32 numbers, and return the sum as bits. The numbers are given as bits too. `flushing` is an
+    i1: if it is true, as in global memory, subnormal operands and results are flushed to zero.
     """
 
     def maybe_flushed(x: str) -> str:

@@ -137,8 +137,8 @@ def count(op: Opcode) -> Action:
 
 
 def _position(g: Emitter, operand: Any, n: int) -> str:
-    """The start or the length of a bit field, at most n. For values above 255, which PTX does not allow, the result is
-    that of an H200.
+    """Emit the start or the length of a bit field, clamped to the width `n` of the value that has the field. For an
+    operand above 255, which PTX does not allow, the result is that of an H200.
     """
     x = g.word(operand, 32)
     if n == 32:

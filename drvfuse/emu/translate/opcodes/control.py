@@ -232,8 +232,8 @@ def nanosleep(op: Opcode) -> Action:
 
 # Warp-wide operations -----------------------------------------------------------------------------------------------
 def _warp(kind: abi.WarpOp, mask_at: int, operands: Any, after: Any = None) -> Action:
-    """A warp operation. `operands(g, ins)` stores its operands (op_a and so on), `mask_at` is the index of the operand
-    that is the member mask, and `after` reads the results.
+    """How to emit a warp operation. `operands(g, ins)` stores the operands of the operation (op_a and so on) in the
+    thread's frame, `mask_at` is the index of the operand that is the member mask, and `after` reads the results.
     """
 
     def before(g: Emitter, ins: Instruction) -> int:

@@ -186,8 +186,8 @@ def _real_to_real(target: str, source: str, mode: str, ftz: bool, sat: bool, sat
 
 
 def _keep_payload(g: Emitter, target: str, x: str, rounded: str) -> str:
-    """The bits of a rounded double. As on an H200, a NaN keeps its sign and the high bits of its payload, and is
-    quiet.
+    """The bits, in the format `target`, of the double `x`. They are those of `rounded`, unless x is a NaN. As on an
+    H200, a NaN keeps its sign and the high bits of its payload, and becomes quiet.
     """
     f, bits = FORMATS[target], real.bits_of(g, x, "f64")
     payload = g.op(f"lshr i64 {bits}, {FORMATS['f64'].mantissa - f.mantissa}")

@@ -109,8 +109,9 @@ def mul(op: Opcode) -> Action:
 
 @opcode("div", "rem")
 def div(op: Opcode) -> Action:
-    """`div` and `rem`. An integer quotient or remainder by zero, which PTX does not define, is all ones, as on an
-    H200."""
+    """`div` and `rem`. The result of an integer division by zero, which PTX does not define, has all bits set, as on an
+    H200.
+    """
     if _is_float(op):
         return floating.division(op)
     rem = op.base == "rem"

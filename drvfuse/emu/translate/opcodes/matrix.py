@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The matrix products mma and wmma.mma, and functions that all matrix instructions use.
 
-All lanes of the warp suspend at the same instruction. A function of the native library `matrix` then executes it for
-the whole warp, on the registers that the lanes have stored in their exchange areas.
+All lanes of the warp suspend at the same instruction. A function of the native library `matrix` then executes the
+instruction for the whole warp. It reads the registers of each lane from the exchange area of the lane's frame, where
+the lane has stored them.
 """
 
 from __future__ import annotations
@@ -98,8 +99,9 @@ def _product(
 
 
 def _order(k: int, count: int, method: abi.MatrixMethod) -> int:
-    """The position at which element k of a row of A is multiplied. The row has `count` elements. An FP8 product has two
-    steps: elements 0 and 1 of every four are multiplied in the first step, elements 2 and 3 in the second.
+    """The position of element k of a row of A in the order in which the elements are multiplied. The row has `count`
+    elements. The FP8 method has two steps: elements 0 and 1 of every four are multiplied in the first step, elements 2
+    and 3 in the second. The other methods multiply in the order of k.
     """
     if method is not abi.MatrixMethod.FP8:
         return k

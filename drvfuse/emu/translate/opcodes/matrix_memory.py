@@ -78,7 +78,9 @@ def _memory(op: Opcode, which: str) -> _Memory:
 
 
 def _stride(memory: _Memory, operands: tuple[Any, ...]) -> Any:
-    """The stride between rows or columns: the optional last operand, else that of a contiguous matrix."""
+    """The stride between rows or columns: the optional last operand. If it is missing, the stride is that of a matrix
+    without gaps.
+    """
     if len(operands) > 2:
         return operands[2]
     cells = [cell for lane in memory.fragment for register in lane for cell in register]
@@ -134,8 +136,8 @@ def wmma_store(op: Opcode) -> Action:
 
 # Rows of shared memory ----------------------------------------------------------------------------------------------
 def _rows(op: Opcode) -> tuple[int, Callable[[Emitter, Any], None]]:
-    """The number of matrices of ldmatrix or stmatrix, and a function that stores the operands for the native library,
-    given the address.
+    """The number of matrices that ldmatrix or stmatrix moves, and a function that emits the stores of the operands for
+    the native library. The function takes the operand with the address.
     """
     op.pick("sync")
     op.pick("aligned")

@@ -42,8 +42,8 @@ def mbarrier(op: Opcode) -> Action:
 
 
 def _place(op: Opcode, *more: str) -> int:
-    """The flag bits of the state space of an mbarrier. The space may be the block's own shared memory, one of the
-    spaces `more`, or generic.
+    """Consume the state space and the type of an mbarrier, and return the flag bits of the space. The space may be the
+    block's own shared memory, one of the spaces `more`, or generic.
     """
     space = op.pick("shared", "shared::cta", *more, default="")
     op.pick("b64")
@@ -142,8 +142,11 @@ def _wait(op: Opcode, verb: str) -> Action:
 
 
 def bulk_load(op: Opcode) -> Action:
-    """cp.async.bulk from global memory to shared memory, or from the block's own shared memory to that of a block of
-    its cluster; and cp.reduce.async.bulk between blocks of a cluster.
+    """The bulk copies that complete on an mbarrier:
+
+    cp.async.bulk         from global memory to shared memory
+    cp.async.bulk         from the block's own shared memory to the shared memory of a block of its cluster
+    cp.reduce.async.bulk  from the block's own shared memory to that of a block of its cluster, with a reduction
     """
     to_cluster = op.pick("shared::cluster", "shared::cta") == "shared::cluster"
     reduces = op.base == "cp" and op.flag("reduce")

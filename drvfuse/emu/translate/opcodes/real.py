@@ -2,7 +2,8 @@
 """Operations on fp32 and fp64 values, from which the handlers of floating-point instructions are made.
 
 LLVM's own instructions round to nearest even (IEEE, without contraction). An fp32 operation with a directed rounding is
-computed in double and rounded to odd first, so that rounding this to fp32 gives the correctly rounded result.
+computed in double and first rounded to odd (`helpers.odd`). Rounding this double to fp32 then gives the correctly
+rounded result.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ def flush64(g: Emitter, x: str) -> str:
 
 
 def flush_tiny(g: Emitter, kind: str, mode: str, result: str, unrounded: str, source: str) -> str:
-    """`.ftz` of a result, as on an H200. The result is flushed if the unrounded value, rounded to the precision
-    of `kind` with unbounded exponent, is below the least normal number. `result` are bits of `kind`, `unrounded` bits
-    of `source`.
+    """Emit `.ftz` of a result, as on an H200. The result is flushed if the unrounded value, rounded to the precision of
+    `kind` with unbounded exponent, is below the least normal number. `result` has the result as bits of the format
+    `kind`, `unrounded` the unrounded value as bits of the format `source`.
     """
     n, m, f, s = FORMATS[kind].width, FORMATS[source].width, FORMATS[kind], FORMATS[source]
     magnitude = g.op(f"and i{m} {unrounded}, {(1 << (m - 1)) - 1}")
@@ -74,7 +75,9 @@ def saturate(g: Emitter, x: str, ll: str = "float") -> str:
 
 
 def extremum(g: Emitter, verb: str, x: str, y: str, kind: str, nan: bool) -> str:
-    """min or max, with -0 < +0. If one operand is a NaN, the result is the other one or, with `nan`, a NaN."""
+    """min or max, with -0 < +0. If one operand is a NaN, the result is the other operand. With `nan`, the result is a
+    NaN instead.
+    """
     n = width(kind)
     ll = "float" if kind == "f32" else "double"
     first = g.op(f"fcmp {'olt' if verb == 'min' else 'ogt'} {ll} {x}, {y}")
@@ -89,8 +92,8 @@ def extremum(g: Emitter, verb: str, x: str, y: str, kind: str, nan: bool) -> str
 
 
 def odd(g: Emitter, verb: str, mode: str, v: list[str]) -> str:
-    """An fp32 operation in double, rounded to odd. Rounding this result again to fp32 or less, by any mode, gives the
-    correctly rounded result.
+    """Emit an fp32 operation in double, rounded to odd, and return the bits of the double. Rounding this double to fp32
+    or to a narrower format, by any mode, gives the correctly rounded result.
     """
     d = [to_double(g, x) for x in v]
     add = g.helpers.add_odd(mode == "rm")

@@ -18,8 +18,8 @@ _TYPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def reduction(op: Opcode, space: str, *more: str) -> int:
-    """The `Reduce` flags of an asynchronous reduction in a state space. Consumes the operation and the type in the
-    opcode. `more` are types that `add` may have besides those in `_TYPES`.
+    """Consume the operation and the type of an asynchronous reduction in the state space `space`, and return its
+    `Reduce` flags. `more` are types that the operation `add` may have besides those in `_TYPES`.
     """
     verb = op.pick(*_TYPES)
     shared, further = _TYPES[verb]

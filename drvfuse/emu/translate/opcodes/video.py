@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Video instructions: integer operations on one part of a register (vadd), or on two or four parts at once (vadd2).
+"""Video instructions: integer operations on one part of a register (vadd), or on two or four parts at once (vadd2,
+vadd4).
 
 Sources are widened to 64 bits, which hold all intermediate results; for vmad and vshl they are widened to 128 bits.
 """
@@ -77,8 +78,9 @@ def _comparison(op: Opcode) -> Callable[[Emitter, str, str], str]:
 
 
 def _finish(g: Emitter, ins: Instruction, x: str, second: str, saturates: bool, signed: bool, bits: int = 64) -> None:
-    """Write the result of a scalar instruction. It is clamped, and then combined with a fourth operand by the `second`
-    operation, or inserted into a part of that operand.
+    """Write `x`, the result of a scalar instruction, to the destination. With `saturates`, it is clamped first. With
+    `second`, it is then combined with the fourth operand by that operation. If the destination has a selector, it is
+    instead inserted into the selected part of the fourth operand.
     """
     target, selector = _split(ins.operands[0])
     if selector not in _PARTS:
@@ -140,8 +142,8 @@ def shift(op: Opcode) -> Action:
 
 @opcode("vmad")
 def multiply_add(op: Opcode) -> Action:
-    """vmad: the product plus c, shifted. The product or c may be negated, or 1 is added (.po). The result is signed if
-    a source is signed or negated.
+    """vmad: the product of a and b plus c, shifted to the right. The product or c may be negated; with .po, neither is
+    negated, and 1 is added. The result is signed if a source is signed or negated.
     """
     _type(op)
     types = _type(op), _type(op)
@@ -184,8 +186,8 @@ def packed(op: Opcode) -> Action:
         raise RefusedError("unsupported modifier .sat")
 
     def places(selector: str, first: int) -> list[int]:
-        """For each lane of the result, lowest first: the index of the part that it uses. The parts of the second source
-        are counted after those of the first.
+        """For each lane of the result, lowest first: the index of the part of the sources that the lane uses. The parts
+        of the second source are counted after those of the first.
         """
         digits = selector[1:] or "".join(str(first + i) for i in reversed(range(lanes)))
         letter = selector[:1] or "hb"[lanes == 4]
