@@ -3,8 +3,8 @@
 inputs.
 
 The host waits once, at the end. So a rank that has completed a call overwrites its input at once, and uses the
-workspaces again. If a peer may still read them, a case fails. Results of all calls are compared with
-`drvfuse.reference`.
+workspaces again. If a peer still reads the old input or the old words of a workspace at that time, the case has a
+finding. Results of all calls are compared with `drvfuse.reference`.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def repeated(
 ) -> None:
     """Check two calls on 4 GPUs, by default with inputs of 64 KiB. The seed selects the options that are None.
 
-    With `side` a call of another shape and dtype comes between these two. `private` inputs are staged. With `tight` the
-    workspace holds only a fraction of the inputs. With `graph` the sequence is replayed twice from a graph. With
-    `alone` the ranks are launched one by one, in another order. With `multimem`, `multicast` says which arrays lie in
+    With `side` a call of another shape and dtype comes between the two calls. `private` inputs are staged. With `tight`
+    the workspace holds only a fraction of the inputs. With `graph` the sequence is replayed twice from a graph. With
+    `alone` the ranks are launched one by one, in a random order. With `multimem`, `multicast` says which arrays lie in
     multicast memory: "" (none), INPUTS, or BOTH inputs and outputs. The GPUs form `nodes` nodes. `form` is the form of
     both calls.
     """

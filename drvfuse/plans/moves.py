@@ -231,8 +231,8 @@ def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
 
 
 def algorithm(costs: Costs, work: MoveWork, behind_barriers: str, staged: bool) -> str:
-    """The algorithm that "auto" selects: "push", the algorithm with barriers that is named by `behind_barriers`, or,
-    for a broadcast over three ranks or more, "relay".
+    """The algorithm that "auto" selects: "push", `behind_barriers`, which is the name of an algorithm with barriers,
+    or, for a broadcast over three ranks or more, "relay".
     """
     nbytes = work.busiest
     times = {"push": costs.move_push.microseconds(nbytes)}

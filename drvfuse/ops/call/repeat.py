@@ -7,7 +7,7 @@ planned like any other, and then kept as a `Repeat`. A later call of the layout 
 of the `Repeat`, and launches the `Repeat`.
 
 A call has no layout if the result of a check may change between two calls. This is the case for arrays of other
-libraries, and for memory from other pools than drvfuse's: it may be freed, or a peer may lose access to it.
+libraries, and for memory from other pools than drvfuse's: such memory may be freed, or a peer may lose access to it.
 """
 
 from __future__ import annotations
@@ -213,8 +213,8 @@ def _picker(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 
 def _maker(value: Any, index: Mapping[int, int]) -> Callable[[Sequence[Array]], Any]:
-    """Return a function that makes a result of the same form as `value` from other arrays; `index` gives the position
-    of each array in `value` by its identity.
+    """Return a function that makes a result of the same form as `value` from other arrays; `index` maps `id(array)` of
+    each array in `value` to the position of that array's replacement.
     """
     if isinstance(value, Array):
         return operator.itemgetter(index[id(value)])

@@ -45,8 +45,8 @@ class Turns(Protocol):
         """
 
     def admit(self, streams: Sequence[Stream]) -> None:
-        """Raise the error that an earlier launch has reported. If it was raised already, reset the state that the
-        failed launch has left."""
+        """Raise the error that an earlier launch has reported. If that error was raised already, reset the state that
+        the failed launch has left."""
 
     def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> bool:
         """Order the streams after the launches of the previous call. Returns whether a rank's stream may differ from

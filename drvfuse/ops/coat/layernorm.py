@@ -2,8 +2,9 @@
 """FP8 LayerNorm with COAT's signatures, with parameters and without. Forward and backward pass are one launch each.
 
 Arrays, `outputs`, `workspace`, `stream` and `pdl_level` are those of `fp8_rmsnorm_forward` and `fp8_rmsnorm_backward`;
-with `pdl_level`, b too may be read before the wait for the producer. COAT's own kernels include the lanes beyond the
-last column in the variance and in the maximum. These kernels do not, so the results are right for rows of every length.
+but with a `pdl_level` other than OFF b too is read before the wait for the previous kernel. COAT's own kernels include
+the lanes beyond the last column in the variance and in the maximum. These kernels do not, so the results are right for
+rows of every length.
 """
 
 from __future__ import annotations

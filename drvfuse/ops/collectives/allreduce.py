@@ -73,11 +73,11 @@ def allreduce(
     then "two_stage" or "auto" (each rank loads the sums of its part, and stores them to all ranks) or "one_stage" (each
     rank loads all sums). Inputs that lie at one offset of a buffer of `group.symmetric(multicast=True)` are used where
     they are. The same kernel first copies other inputs, and those whose size is no multiple of 4 bytes, to the group's
-    multicast staging, which is allocated by the first call that needs it. "two_stage" stores directly to outputs in
-    such a buffer, if the inputs lie there too. The order of the sum is not specified: before the final rounding its
-    error is at most (n-1) 2^-24 (|x_0| + ... + |x_(n-1)|) for n ranks, to first order. The switches round the sum of
-    16-bit types, so `epilogue` then gets the rounded sum, and its value is rounded again. With "two_stage" all ranks
-    hold equal bits, with "one_stage" they may differ.
+    multicast staging, which is allocated by the first call that needs it. "two_stage" stores directly to outputs that
+    lie in such a buffer, if the inputs also lie in one. The order of the sum is not specified: before the final
+    rounding its error is at most (n-1) 2^-24 (|x_0| + ... + |x_(n-1)|) for n ranks, to first order. For 16-bit types
+    the switches round the sum. So `epilogue` gets the rounded sum, and the value of the epilogue is rounded again. With
+    "two_stage" all ranks hold equal bits, with "one_stage" they may differ.
 
     `streams`: None for each rank's own stream; "current" for the stream that each input's framework names; or a list
     with one stream per local rank: a `Stream`, as `Stream(rank.device)` makes, any object with `__cuda_stream__`, or a

@@ -86,8 +86,9 @@ class FusedRows:
 
 @dataclass(frozen=True)
 class NormArguments:
-    """The arguments of a fused op's norm. `gammas`, `betas` and `residuals` have one array per local rank, or none if
-    the call has no betas or residuals. `layer`: the norm is LayerNorm. `numbers` are epsilon and the weight offset."""
+    """The arguments of a fused op's norm. `gammas`, `betas` and `residuals` have one array per local rank; `betas` and
+    `residuals` are empty if the call has none. `layer`: the norm is LayerNorm. `numbers` are epsilon and the weight
+    offset."""
 
     gammas: list[Operand]
     betas: list[Operand]

@@ -44,7 +44,7 @@ class CollectiveKernel:
     several rounds an owner executes a fence before it sends its first result (`cu/sync/push.cuh`).
 
     `multimem`: the kernel sums and stores through multicast memory (one_stage and two_stage) and stages inputs there.
-    `to_outputs`: the outputs lie there too, which needs inputs that are not staged.
+    `to_outputs`: the outputs lie in multicast memory too, which is possible only if inputs are not staged.
 
     `nodes`: the sources are the partial sums of nodes (two_stage, not staged), which a kernel of the op "node_sums" has
     written. That kernel has `algo` "two_stage" too, may be staged, and its `out_dtype` is `dtype`.

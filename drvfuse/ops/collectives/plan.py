@@ -141,8 +141,8 @@ def take(
 
 
 def call_of_rank(group: Group, position: int) -> Call:
-    """Return the `Call` of every collective's kernel on a local rank. Its tables have an entry for each rank of the
-    same node, in the order of the ranks."""
+    """Return the `Call`, a part of the parameters of a collective's kernel, for a local rank. The tables of a `Call`
+    have an entry for each rank of the same node, in the order of the ranks."""
     workspace, layout, rank = group.workspace, group.layout, group.ranks[position].index
     call = Call(report=workspace.report_pointers[rank], rank=layout.place(rank))
     call.workspaces[: layout.inside] = [workspace.pointers[peer] for peer in layout.ranks(layout.of[rank])]
