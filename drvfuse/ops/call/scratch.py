@@ -2,8 +2,8 @@
 """Workspaces of the ops on one device, and errors for kernels that have given up waiting in them.
 
 A workspace begins with `struct ScratchState` of cu/sync/scratch.cuh and must be zero before its first use. It serves
-one launch at a time. A kernel that gives up waiting writes a report to pinned host memory. Every call reads that memory
-first, as do `check_device` and `Graph.launch()` of a graph that holds a call.
+one launch at a time. A kernel that gives up waiting writes a report to pinned host memory. That memory is read at the
+beginning of every call, by `check_device`, and by `Graph.launch()` of a graph that holds a call.
 
 The caller may pass a workspace. Otherwise drvfuse keeps a workspace for each of the streams on which the last calls on
 a device were made. The stream is identified by its handle, and the workspace lives at most as long as the `Device`. The

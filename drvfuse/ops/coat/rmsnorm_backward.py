@@ -90,8 +90,8 @@ def fp8_rmsnorm_backward(
 
     `outputs` is (dx, dw). `workspace` is a uint8 array of `fp8_workspace_bytes(N)` bytes, which is zeroed once and
     serves one launch at a time. All other options are those of the forward pass. N is at most 32768. If blocks wait for
-    one another longer than `spin_timeout`, dw is not written, and the next call with the workspace raises GridTimeout,
-    as do `check_device` and `Graph.launch()`. The order of every sum is that of
+    one another longer than `spin_timeout`, dw is not written, and GridTimeout is raised by the next call with the
+    workspace, by `check_device` or by `Graph.launch()`. The order of every sum is that of
     `drvfuse.reference.coat_rmsnorm.fp8_rmsnorm_backward`.
     """
     given, name = Options.of(outputs, stream, pdl_level, workspace), "fp8_rmsnorm_backward"

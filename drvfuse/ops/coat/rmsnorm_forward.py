@@ -56,9 +56,10 @@ def fp8_rmsnorm_forward(
     Arrays may be drvfuse's or those of any library with DLPack or `__cuda_array_interface__`; x and s_x may be slices
     of the columns of wider arrays.
 
-    y = (x * s_x * rstd) * w in fp32; s_y = bf16((max|y| + 1e-10) / fp8_max); qy = FP8(bf16(y) / s_y). If x has no
-    rows, s_y is the scale of a tensor of zeros. If all y of a row are NaN, as one NaN in x makes them, s_y and all qy
-    are NaN; any other NaN stays in its column. An infinite y makes s_y infinite, and all finite y become 0.
+    y = (x * s_x * rstd) * w in fp32; s_y = bf16((max|y| + 1e-10) / fp8_max); qy = FP8(bf16(y) / s_y). If x has no rows,
+    s_y is the scale of a tensor of zeros. If all y of a row are NaN (one NaN in x makes them NaN), s_y and all qy are
+    NaN; any other NaN, such as one in w, stays in its column. An infinite y makes s_y infinite, and all finite y become
+    0.
 
     With a `pdl_level` other than OFF w may be read before the wait for the previous kernel; all other inputs are read
     after that wait.

@@ -136,7 +136,8 @@ def all_gather(
     `quantisation`, and rank i's scales have its layout for the rows of rank i. The gathered scales have its layout for
     the rows of all ranks. A rank's rows may begin anywhere in that layout, also within a tile: each scale is stored to
     its place, and all padding is 0. So the results are what an op with this `quantisation` writes for all rows
-    together, and a GEMM can read them. In the layouts "column" and "tiles" scales are not gathered in place.
+    together, and a GEMM can read them. In the layouts "column" and "tiles" `scales` and `gathered_scales` must share no
+    memory.
 
     `algo` is "push" (each rank stores its rows into its peers' workspaces, in words that carry their own readiness),
     "put" and "pull" (each rank stores to its peers' outputs, or loads from their inputs, between barriers), "naive"
