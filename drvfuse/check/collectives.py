@@ -54,8 +54,8 @@ def repeated(
     With `side` a call of another shape and dtype comes between the two calls. `private` inputs are staged. With `tight`
     the workspace holds only a fraction of the inputs. With `graph` the sequence is replayed twice from a graph. With
     `alone` the ranks are launched one by one, in a random order. With `multimem`, `multicast` says which arrays lie in
-    multicast memory: "" (none), INPUTS, or BOTH inputs and outputs. The GPUs form `nodes` nodes. `form` is the form of
-    both calls.
+    multicast memory: "" (none), INPUTS, or BOTH (inputs and outputs). The GPUs form `nodes` nodes. `form` is the form
+    of both calls.
     """
     naive = algo == "naive"
     if multimem:
@@ -93,7 +93,7 @@ def repeated(
 
 def mixed(run: Run, multimem: bool = False) -> None:
     """Check `allreduce` and `allreduce_rmsnorm_fp8` on one group of 2, 3 or 8 ranks, by pull algorithms and "naive" in
-    random order, with changing grids and streams. With `multimem` all calls use multicast."""
+    random order, with changing grids and streams. With `multimem` all calls use multicast, and none is by "naive"."""
     ranks = (2, 3, 8)[run.seed % 3]
     kinds = [(op, algo) for op in ("allreduce", FUSED) for algo in ("one_stage", "two_stage", "naive")]
     if multimem:

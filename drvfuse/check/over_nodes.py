@@ -113,8 +113,8 @@ def _failing(
     compare: Callable[[], None],
     during: contextlib.AbstractContextManager[None],
 ) -> None:
-    """Make the first launch, then the second in the `with` block `during`, where the kernels of one node give up. A
-    rank of another node must raise NodeFailed, and the group must work after a reset."""
+    """Call `launches[0]`, and then `launches[1]` in the `with` block `during`, in which the kernels of one node give
+    up. A rank of another node must raise NodeFailed, and the group must work after a reset."""
     launches[0]()
     group.synchronize()
     failed = int(run.random.integers(group.nodes))

@@ -32,9 +32,9 @@ class PushShape:
 
     A unit of work is a pack per thread of a block (all-reduce) or a row (fused), and is done by a `cluster` of blocks.
     `units` is the number of units of the largest round. A thread has `packs` packs of a unit; with `exact` all of them
-    exist. A block sends `depth` units ahead. `relays`: the call has several rounds, and a rank learns of a peer's
-    progress through a third rank (cu/sync/push.cuh). `chunk` is the number of packs (all-reduce) or rows (fused) of a
-    round. `slot_bytes` is the number of bytes that the call uses of each half of the slots.
+    exist. A block sends `depth` units ahead of the unit that it sums. `relays`: the call has several rounds, and a rank
+    learns of a peer's progress through a third rank (cu/sync/push.cuh). `chunk` is the number of packs (all-reduce) or
+    rows (fused) of a round. `slot_bytes` is the number of bytes that the call uses of each half of the slots.
     """
 
     units: int

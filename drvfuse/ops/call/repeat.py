@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain calls, `op(...)` in place of `op.prepare(...)`, that differ from an earlier call only in addresses of arrays.
 
-Whether a plain call is valid, and what it launches, follows from its `Layout`. Of the addresses two things matter:
-their alignment, and which arrays share memory. The layout has both. So the first call of a layout is checked and
+Whether a plain call is valid, and what it launches, follows from its `Layout`. Two properties of the addresses matter,
+and the layout has both: their alignment, and which arrays share memory. So the first call of a layout is checked and
 planned like any other, and then kept as a `Repeat`. A later call of the layout writes its addresses to the parameters
 of the `Repeat`, and launches the `Repeat`.
 

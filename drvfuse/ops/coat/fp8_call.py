@@ -106,8 +106,8 @@ class Fp8Call:
         )
 
     def ready(self, key: tuple[Hashable, ...], plan: Callable[[], Planned]) -> Ready:
-        """A launch with the addresses and strides of this call's arrays. `plan()` makes its plan, unless a plan for
-        `key` and the size of the matrix was made before."""
+        """A launch with the addresses and strides of this call's arrays. `plan()` makes the plan of the launch, unless
+        a plan for `key` and the size of the matrix was made before."""
         key = (*key, self.rows, self.columns, self.level, planted())
         ready = self.device.part(PlanCache).get(key, plan).take()
         for field, operand in self.arrays.items():

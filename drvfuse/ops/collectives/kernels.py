@@ -34,8 +34,8 @@ class CollectiveKernel:
 
     `packs`: the 16-byte packs that a thread has in flight (all-reduce) or holds of a row (fused), from
     `plans.collectives`. `ragged`: the elements (all-reduce) or columns (fused) do not fill whole packs. `staged`:
-    the kernel copies its input to the workspace, where peers read it. `local`: the sources are on this device and no
-    peer takes part (one_stage only). `epilogue`: C++ text that defines `EpilogueParams` and `epilogue` as
+    the kernel copies its input to the workspace, where peers read it. `local`: the kernel sums arrays on this device
+    alone, and no peer takes part (one_stage only). `epilogue`: C++ text that defines `EpilogueParams` and `epilogue` as
     `cu/common/epilogue.cuh` says, or "" for none. The fused op's output dtype is its input's (no quantisation), an FP8
     type or FP4; `form` describes its other variants.
 
