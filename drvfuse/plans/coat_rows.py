@@ -56,8 +56,8 @@ class RowPlan(NamedTuple):
 
 
 class LayerNormTiles(NamedTuple):
-    """The tiles of cu/coat/fp8_layernorm_forward.cu, which are small for small tensors. The fields: rows of a lane's
-    part of a tile, and lanes among which the rows of a tile are divided."""
+    """The tiles of cu/coat/fp8_layernorm_forward.cu; small tensors have small tiles. The fields: rows of a lane's part
+    of a tile, and lanes among which the rows of a tile are divided."""
 
     rows: int
     lanes: int

@@ -141,8 +141,8 @@ class MoveWork:
 
 
 def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
-    """The shape of a push call. A unit is one pack per thread of a block for each pair of ranks. `chunk` is the number
-    of packs of a round.
+    """The shape of a push call. In a unit each thread of a block sends one pack to every peer. `chunk` is the number of
+    packs of a round.
 
     Raises ArgumentError if the slots cannot hold one unit from every peer.
     """

@@ -3,8 +3,8 @@
 
 Arrays, `outputs`, `workspace`, `stream` and `pdl_level` are those of `fp8_rmsnorm_forward` and `fp8_rmsnorm_backward`;
 but with a `pdl_level` other than OFF b too is read before the wait for the previous kernel. COAT's own kernels include
-the lanes beyond the last column in the variance and in the maximum. These kernels do not, so the results are right for
-rows of every length.
+the lanes beyond the last column in the variance and in the maximum. drvfuse's kernels do not, so the results are right
+for rows of every length.
 """
 
 from __future__ import annotations

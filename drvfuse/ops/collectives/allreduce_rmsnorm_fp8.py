@@ -85,8 +85,8 @@ def allreduce_rmsnorm_fp8(
     scales have: per group, MXFP8, NVFP4 and others. `out_dtype`, `scales_dtype` and `scale_ub` are a short form of
     `Quantisation.per_row`; a call that has `quantisation` must not have them.
 
-    `normed_outputs`: arrays like the inputs, which get y before quantisation, rounded to the inputs' dtype. These are
-    the outputs of `Quantisation.none()`.
+    `normed_outputs`: arrays like the inputs, which get y before quantisation, rounded to the inputs' dtype. They have
+    the bits that `outputs` have with `Quantisation.none()`.
 
     `use_multimem=True`: each row has an owner, a rank that sums the row through multicast memory, normalises it, and
     stores output and scale to all ranks; with residuals the owner stores the residual output too. `algo` must be "auto"
@@ -94,7 +94,7 @@ def allreduce_rmsnorm_fp8(
     rounded to the inputs' dtype; rows whose size is no multiple of 16 bytes are staged too. All ranks hold equal bits:
     those of `drvfuse.reference` for the sum that the switches returned.
 
-    `outputs`, `scales` [...] and `residual_outputs` (of the residuals' dtype) are allocated where None.
+    `outputs`, `scales` and `residual_outputs` (of the residuals' dtype) are allocated if they are None.
     `residual_outputs[i]` may be `residuals[i]`; otherwise nothing that is written may share memory with anything.
     `algo`, `pdl_level`, `max_num_blocks`, `streams`, `trace`, arrays and errors are as for `allreduce`. The rule in
     numpy, rounding by rounding, is `drvfuse.reference.allreduce_rmsnorm_fp8`.

@@ -53,8 +53,8 @@ class _Wanted(NamedTuple):
 class FusedResults:
     """The results of a fused call, and the caller's arrays for them.
 
-    `normed`: the normed rows are one of the results. `row_bytes` is the number of bytes that the owner of a row sends
-    to each rank that gets the row.
+    `normed`: the results include the normed rows. `row_bytes` is the number of bytes that the owner of a row sends to
+    each rank that gets the row.
     """
 
     wanted: Sequence[_Wanted]
