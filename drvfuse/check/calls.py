@@ -54,7 +54,8 @@ class Calls:
         max_num_blocks: int | None = None,
     ) -> None:
         """`private` inputs can be read by their own device only. `multicast` says which arrays of a call by multimem
-        lie in multicast memory. Results that are `in_place`, or lie in multicast memory, are copied after the call."""
+        lie in multicast memory. Results that are in place (`in_place`), or lie in multicast memory, are copied after
+        the call, since the next call overwrites them."""
         self._run, self._group, self._problems = run, group, problems
         self._copy = run.kernel(group.driver, "copy")
         for rank in group:

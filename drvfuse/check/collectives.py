@@ -3,8 +3,8 @@
 inputs.
 
 The host waits once, at the end. So a rank that has completed a call overwrites its input at once, and uses the
-workspaces again. If a peer may still read them, a case fails. Results of all calls are compared with
-`drvfuse.reference`.
+workspaces again. If a peer still reads the old input or the old words of a workspace at that time, the case has a
+finding. Results of all calls are compared with `drvfuse.reference`.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def repeated(
 ) -> None:
     """Check two calls on 4 GPUs, by default with inputs of 64 KiB. The seed selects the options that are None.
 
-    With `side` a call of another shape and dtype comes between these two. `private` inputs are staged. With `tight` the
-    workspace holds only a fraction of the inputs. With `graph` the sequence is replayed twice from a graph. With
-    `alone` the ranks are launched one by one, in another order. With `multimem`, `multicast` says which arrays lie in
-    multicast memory: "" (none), INPUTS, or BOTH inputs and outputs. The GPUs form `nodes` nodes. `form` is the form of
-    both calls.
+    With `side` a call of another shape and dtype comes between the two calls. `private` inputs are staged. With `tight`
+    the workspace holds only a fraction of the inputs. With `graph` the sequence is replayed twice from a graph. With
+    `alone` the ranks are launched one by one, in a random order. With `multimem`, `multicast` says which arrays lie in
+    multicast memory: "" (none), INPUTS, or BOTH (inputs and outputs). The GPUs form `nodes` nodes. `form` is the form
+    of both calls.
     """
     naive = algo == "naive"
     if multimem:
@@ -93,7 +93,7 @@ def repeated(
 
 def mixed(run: Run, multimem: bool = False) -> None:
     """Check `allreduce` and `allreduce_rmsnorm_fp8` on one group of 2, 3 or 8 ranks, by pull algorithms and "naive" in
-    random order, with changing grids and streams. With `multimem` all calls use multicast."""
+    random order, with changing grids and streams. With `multimem` all calls use multicast, and none is by "naive"."""
     ranks = (2, 3, 8)[run.seed % 3]
     kinds = [(op, algo) for op in ("allreduce", FUSED) for algo in ("one_stage", "two_stage", "naive")]
     if multimem:

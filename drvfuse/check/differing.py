@@ -96,8 +96,8 @@ def _set_numbers(group: Group, before: int) -> None:
 
 
 def differing(run: Run, *, kind: str = "", timeout: float = 10.0) -> None:
-    """Check that kernels detect a different call of one rank. The entry `kind` of DIFFERENCES has this call and the
-    call of the other ranks; the seed selects the entry if `kind` is "". The group must work after a reset."""
+    """Check that kernels detect a different call of one rank. DIFFERENCES[kind] makes the calls of that rank and those
+    of the other ranks. If `kind` is "", the seed selects it. The group must work after a reset."""
     ranks = (2, 3, 4)[run.seed % 3]
     kind = kind or run.choice(list(DIFFERENCES))
     odd = int(run.random.integers(ranks))

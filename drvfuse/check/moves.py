@@ -3,8 +3,8 @@
 
 All calls of a run have their inputs in the same memory, and their outputs in the same memory. A kernel directly before
 a call writes its inputs, and a kernel directly after it copies its outputs. The host waits once, at the end. So a rank
-that has ended a call overwrites inputs and reads outputs at once. If a peer may still read or write these, a case
-fails. A quarter of the words are 0xFFFFFFFF.
+that has ended a call overwrites inputs and reads outputs at once. If a peer still reads those inputs or writes those
+outputs at that time, the case has a finding. A quarter of the words are 0xFFFFFFFF.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def _launch(
 
 
 def rows(run: Run, pdl: PDLLevel | None = None) -> None:
-    """Check norms of so many rows that each block has several rows."""
+    """Check norms of more rows than blocks, so that each block has several rows."""
     steps(run, functools.partial(_solved, shape=SHAPE), _launch, pdl, sm_count=MULTIPROCESSORS)
 
 

@@ -49,8 +49,8 @@ def mixed(run: Run) -> None:
     """Check three collectives that sum and three that move bytes, in random order in one graph, which is replayed.
 
     The replays follow one another without a wait of the host between the kernels of two calls. So each call uses the
-    payloads, the slots and the words of the exchanges directly after a call of another kind, of the same replay or of
-    the replay before it.
+    payloads, the slots, and the words that exchanges send (status and abort words) directly after another call has used
+    them, in the same replay or in the one before.
     """
     with run.group(4, workspace_bytes=AMPLE, max_blocks=4, nodes=2) as group:
         assert group.link is not None
@@ -113,8 +113,8 @@ def _failing(
     compare: Callable[[], None],
     during: contextlib.AbstractContextManager[None],
 ) -> None:
-    """Make the first launch, then the second in the `with` block `during`, where the kernels of one node give up. A
-    rank of another node must raise NodeFailed, and the group must work after a reset."""
+    """Call `launches[0]`, and then `launches[1]` in the `with` block `during`, in which the kernels of one node give
+    up. A rank of another node must raise NodeFailed, and the group must work after a reset."""
     launches[0]()
     group.synchronize()
     failed = int(run.random.integers(group.nodes))

@@ -40,8 +40,8 @@ def changing(run: Run, algo: str = "push_two_shot") -> None:
 
 
 def several_rounds(run: Run) -> None:
-    """Check calls of push_two_shot in several rounds on 3 or 4 ranks. A push call of another kind follows each of
-    them."""
+    """Check calls of push_two_shot in several rounds on 3 or 4 ranks. After each of these calls comes a push call of
+    another kind."""
     ranks, norm, plain = int(run.choice((3, 4))), "allreduce_rmsnorm_fp8", "allreduce"
     with run.group(ranks, workspace_bytes=TIGHT_SLOTS, max_blocks=4) as group:
         calls = []

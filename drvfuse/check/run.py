@@ -31,8 +31,8 @@ HANGS = ("deadlock", "timeout")
 @dataclass(frozen=True)
 class Finding:
     """A finding. `kind` is the kind of a machine's report ("race", "deadlock", ...) or one of these: "mismatch", wrong
-    bits; "timeout", a kernel gave up waiting for a peer; "calls", kernels reported that equal calls differ; "error",
-    any other exception."""
+    bits; "timeout", a kernel gave up waiting for a peer; "calls", kernels reported that the calls of the ranks differ,
+    although they are equal; "error", any other exception."""
 
     kind: str
     text: str

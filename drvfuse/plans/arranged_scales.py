@@ -22,9 +22,9 @@ _MOST_ROWS = 2**29 - 4  # the largest number of rows: kernels count the bytes of
 class Arrangement:
     """Scales that are gathered in the layout "column" or "tiles" of a `Quantisation`.
 
-    A scale has `itemsize` bytes and a row `groups` scales. There are `total` rows, of which rank i sends the scales of
-    `rows[i]`, beginning with row `first[i]`. A rank's scales have the layout of an array of only these rows, padding
-    included. The receiving rank stores each scale where it belongs among all rows.
+    A scale has `itemsize` bytes, and a row has `groups` scales. There are `total` rows, of which rank i sends the
+    scales of `rows[i]`, beginning with row `first[i]`. A rank's scales have the layout of an array of only these rows,
+    padding included. The receiving rank stores each scale where it belongs among all rows.
     """
 
     layout: str

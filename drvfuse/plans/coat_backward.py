@@ -27,8 +27,8 @@ _RING_CAPABILITY = (9, 0)  # the least compute capability with bulk copies
 
 def workspace_bytes(columns: int) -> int:
     """The number of bytes of workspace that suffices for every call with this number of columns."""
-    # The sum in parentheses is at least `BackwardShape.team_columns`. With dw and db callers pass 2 * columns, which
-    # suffices for twice as many words.
+    # The sum in parentheses is at least `BackwardShape.team_columns`, the number of words of a segment. For two
+    # gradients (dw and db) there are twice as many words; callers then pass 2 * columns, which suffices.
     return SUMS_AT + 4 * DW_SEGMENTS * (columns + columns // 16 + 1024)
 
 

@@ -87,8 +87,9 @@ class HeldRows(_Plan):
     """The plan of cu/coat/fp8_rmsnorm_forward_few.cu: one block, or one cluster of up to 8 blocks, holds x in
     registers.
 
-    It is for 1 to 16 rows, of up to 16384 elements for one block and 65536 for a cluster. x is read once, and no
-    workspace is used. A warp holds a segment, 512 columns, of 4 rows, or of the row if x has only one.
+    It is for tensors of 1 to 16 rows that at most 32 warps can hold: up to 8 warps are one block, and more are a
+    cluster. A warp holds a segment (512 columns) of 4 rows, or of the only row of x. x is read once, and no workspace
+    is used.
     """
 
     kernel = "fp8_rmsnorm_forward_few"

@@ -29,8 +29,8 @@ class RowPlan(NamedTuple):
 
     @classmethod
     def of(cls, limits: Limits, rows: int, columns: int, packs: int) -> RowPlan:
-        """The plan with `packs` packs per thread, but one pack if there are few rows, and more if rows are long. A
-        block has up to 16 warps.
+        """The plan with `packs` packs per thread, or one pack if there are few rows. If rows are too long for 16 warps
+        with that number of packs, threads have more packs. A block has up to 16 warps.
         """
         segments = ceil_div(columns, _SEGMENT)
         packs = 1 if rows <= 4 * limits.sm_count else min(packs, segments)
@@ -56,8 +56,8 @@ class RowPlan(NamedTuple):
 
 
 class LayerNormTiles(NamedTuple):
-    """The tiles of cu/coat/fp8_layernorm_forward.cu, which are small for small tensors. The fields: rows of a lane's
-    part of a tile, and lanes among which the rows of a tile are divided."""
+    """The tiles of cu/coat/fp8_layernorm_forward.cu; small tensors have small tiles. The fields: rows of a lane's part
+    of a tile, and lanes among which the rows of a tile are divided."""
 
     rows: int
     lanes: int

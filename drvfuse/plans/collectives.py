@@ -166,8 +166,8 @@ def left_bytes(work: Work, columns: int) -> int:
 
 
 def _multimem_slot(work: Work, columns: int) -> int:
-    """The bytes of multicast staging that a row takes: for the row or its results, which share the place; for its
-    scales; and for its normed row."""
+    """The bytes of multicast staging that a row takes: for the row and its results (in one place, unless the results
+    are larger than the row); for its scales; and for its normed row."""
     row_packs = ceil_div(columns, work.width)
     row_bytes, sent = row_packs * PACK_BYTES, work.sent_bytes(row_packs)
     if work.residual:  # residual_out overwrites the staged row, unless residual_out is larger

@@ -162,8 +162,8 @@ class Shares:
 
     @property
     def polled_from(self) -> int:
-        """The number of normed rows that the last block publishes before it begins to poll: all of its rows, or all
-        except those of one round.
+        """The number of normed rows whose sums the last block has stored for the other blocks before it begins to poll
+        theirs: all of its normed rows, or all except those of the last ROUND_COLUMNS columns.
         """
         if self.normed_share * self.grid <= ROUND_COLUMNS:
             return self.normed_share

@@ -141,8 +141,8 @@ class MoveWork:
 
 
 def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
-    """The shape of a push call. A unit is one pack per thread of a block for each pair of ranks. `chunk` is the number
-    of packs of a round.
+    """The shape of a push call. In a unit each thread of a block sends one pack to every peer. `chunk` is the number of
+    packs of a round.
 
     Raises ArgumentError if the slots cannot hold one unit from every peer.
     """
@@ -231,8 +231,8 @@ def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
 
 
 def algorithm(costs: Costs, work: MoveWork, behind_barriers: str, staged: bool) -> str:
-    """The algorithm that "auto" selects: "push", the algorithm with barriers that is named by `behind_barriers`, or,
-    for a broadcast over three ranks or more, "relay".
+    """The algorithm that "auto" selects: "push", `behind_barriers`, which is the name of an algorithm with barriers,
+    or, for a broadcast over three ranks or more, "relay".
     """
     nbytes = work.busiest
     times = {"push": costs.move_push.microseconds(nbytes)}

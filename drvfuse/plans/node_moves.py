@@ -108,7 +108,8 @@ def all_gather(
     they have received.
 
     With `arrangement` the last table is that of scales, which are rearranged in the outputs. Scales from other nodes
-    are received in payloads, in chunks that fit into `payload_bytes`, and rearranged from there.
+    are received in payloads, in chunks that fit into `payload_bytes`, and rearranged from the payloads into the
+    outputs.
     """
 
     def own(part: Moves, rank: int) -> Move:
@@ -196,8 +197,8 @@ def broadcast(nbytes: int, root: int, ranks: NodeRanks) -> list[Step]:
 
 def all_to_all(table: Moves, ranks: NodeRanks, payload_bytes: int) -> list[Step]:
     """The steps of an all-to-all. Rows for rank k of another node are first copied to the payload of rank k of the
-    sender's node, and sent from there, in chunks that fit into `payload_bytes`. The rows that stay inside a node are
-    moved last.
+    sender's node, and sent from that payload, in chunks that fit into `payload_bytes`. The rows that stay inside a node
+    are moved last.
 
     Rows for ranks with the sender's own index are copied too, to the sender's payload: in an in-place call received
     bytes replace bytes to be sent, so a whole chunk must be in payloads before any part of it is received.

@@ -127,7 +127,8 @@ def _packs_that_fit(width: int, nodes: int, area: int, payload_bytes: int, least
 def traffic(algo: str, nodes: int, inside: int, elements: int, itemsize: int, staged: bool) -> Traffic:
     """The traffic of a sum over the ranks of all nodes.
 
-    Every node writes partial sums of the whole tensor. Those of the other nodes' parts are read and sent.
+    Every node writes partial sums of the whole tensor. The partial sums of parts that other nodes own are read and
+    sent.
     """
     of_node = scatter_traffic(algo, inside, elements * itemsize, staged)
     sums = _FLOAT * elements

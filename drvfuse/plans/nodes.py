@@ -83,7 +83,7 @@ class Chunk:
 
 
 def chunks(items: int, share: Share, payload_bytes: int) -> list[Chunk]:
-    """`items` items in as few chunks as the payload allows, of equal size except the last.
+    """The chunks of `items` items: as few as the payload allows, of equal size except the last.
 
     ArgumentError for a payload that cannot hold one item of every rank.
     """

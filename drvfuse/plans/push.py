@@ -31,10 +31,10 @@ class PushShape:
     """The shape for which a push kernel is compiled and launched.
 
     A unit of work is a pack per thread of a block (all-reduce) or a row (fused), and is done by a `cluster` of blocks.
-    `units` is the number of units of the largest round. A thread has `packs` packs of a unit; with `exact` all of
-    them exist. A block sends `depth` units ahead. `relays`: the call has several rounds, and a rank learns of a peer's
-    progress through a third rank (cu/sync/push.cuh). `chunk` is the number of packs (all-reduce) or rows (fused) of a
-    round. `slot_bytes` is the part of each half that is used.
+    `units` is the number of units of the largest round. A thread has `packs` packs of a unit; with `exact` all of them
+    exist. A block sends `depth` units ahead of the unit that it sums. `relays`: the call has several rounds, and a rank
+    learns of a peer's progress through a third rank (cu/sync/push.cuh). `chunk` is the number of packs (all-reduce) or
+    rows (fused) of a round. `slot_bytes` is the number of bytes that the call uses of each half of the slots.
     """
 
     units: int
@@ -54,10 +54,8 @@ class PushShape:
 
     def shares(self, blocks: int, unit: int, by_block: bool) -> tuple[int, int]:
         """(What the first warp or block of the grid adds to the epoch, what each of the others adds); together they add
-        `unit`.
-
-        With an even number of rounds all add 0. So the epoch does not change, and the next call begins with the same
-        half.
+        `unit`, or 0 if the number of rounds is even. If they add 0, the epoch does not change, and the next call begins
+        with the same half of the slots.
         """
         if self.rounds % 2 == 0:
             return 0, 0

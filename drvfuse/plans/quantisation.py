@@ -47,16 +47,16 @@ class Quantisation:
       is y * (1 / scale), saturated and rounded once, to nearest even. Where 1 / scale is infinite or NaN it is taken as
       0: a row of zeros has scale 0 and codes 0, and a row with a NaN has a NaN scale, codes 0, and NaN where y is NaN.
     - `static`: the code is y * (1 / scale) with one given scale for all rows. No scales are written.
-    - `group`: the rule "row", applied to each `group` columns of a row. With float8_e8m0fnu scales, which are powers
-      of two, the scale is the least power of two that is not below min(max|y|, upper_bound) / fp8_max, but at least
-      2^-127, so its inverse is exact, and only an upper bound or an infinite y saturates. The OCP specification has
-      another rule: it divides the largest power of two in max|y| by the largest in fp8_max, and may saturate. A group
-      of zeros has scale 2^-127 and codes 0. If min(max|y|, upper_bound) is infinite, it counts as the largest float32.
-      A group with a NaN has the scale NaN (0xFF), and all its codes are NaN.
-    - `group` of NVFP4 (`nvfp4`): codes are e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign), two in a byte, the element
-      of even index in the low four bits. scale = (max|y| / 6) / tensor_scale, saturated and rounded to float8_e4m3fn;
-      the code is y * (1 / (scale * tensor_scale)), saturated and rounded to nearest even, or y * 0 where that inverse
-      is infinite or NaN, as it is for a scale of 0. FP4 has no NaN: a NaN's code is +6, and the scale is NaN.
+    - `group`: the rule "row", applied to each `group` columns of a row. With float8_e8m0fnu scales, which are powers of
+      two, the scale is the least power of two that is not below min(max|y|, upper_bound) / fp8_max, but at least
+      2^-127. The inverse of such a scale is exact. A code saturates only if `upper_bound` is below max|y|, or if y is
+      infinite. The OCP specification has another rule: it divides the largest power of two in max|y| by the largest in
+      fp8_max, and may saturate. A group of zeros has scale 2^-127 and codes 0. If min(max|y|, upper_bound) is infinite,
+      it counts as the largest float32. A group with a NaN has the scale NaN (0xFF), and all its codes are NaN.
+    - `group` of NVFP4 (`nvfp4`): codes are e2m1 (0, 0.5, 1, 1.5, 2, 3, 4, 6 and a sign), two in a byte, the element of
+      even index in the low four bits. scale = (max|y| / 6) / tensor_scale, saturated and rounded to float8_e4m3fn; the
+      code is y * (1 / (scale * tensor_scale)), saturated and rounded to nearest even, or y * 0 where that inverse is
+      infinite (as for a scale of 0) or NaN. FP4 has no NaN: a NaN's code is +6, and the scale is NaN.
 
     The scales of groups have the shape [..., groups] in `layout` "row". In "column" they have [groups, rows], where
     rows are all leading dimensions together, padded to a multiple of 4: block-scaled GEMMs that read columns of scales

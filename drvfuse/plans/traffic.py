@@ -74,9 +74,9 @@ def adding_residual(algo: str, ranks: int, nbytes: int) -> Traffic:
 def of_nodes(nodes: int, inside: Traffic, elements: int, places: int) -> Traffic:
     """Traffic of a call over several nodes: each node has the traffic `inside`, and `elements` float32 partial sums.
 
-    The sums of `places` nodes are written, by a kernel or by the exchange, and read. If the exchange engine adds the
-    sums, `places` is 1, and the exchange counts as a reduction to one node, to which every other node sends its sums,
-    and as a broadcast of the totals from there.
+    A kernel or the exchange writes the sums of `places` nodes, and a kernel reads them. If the exchange engine adds the
+    sums, `places` is 1, and the exchange counts as two steps: every other node sends its sums to one node, and that
+    node sends the totals to every other node.
     """
     own = 4 * elements
     local, sent = nodes * 2 * places * own, (nodes - 1) * (nodes if places > 1 else 2) * own

@@ -60,7 +60,8 @@ HOPPER = Costs(
 """The constants of Hopper. Some are measured, and some are estimates:
 
 - The constants of the all-reduces, with and without norm, were measured on 2 H200 (docs/performance.md). For 3 to 8
-  GPUs the model computes times from them and from the bytes that a rank receives; it was not checked there.
+  GPUs the model computes times from these constants and from the bytes that a rank receives; it was not checked for 3
+  to 8 GPUs.
 - `scatter_push` and `scatter_pull` are estimates, taken from all-reduces by push_one_shot and one_stage of 16 MiB and
   more, where the choice makes a difference.
 - `move_push` and `move_direct` were measured on 2 H200, with kernels that copied the bytes that stay on a rank after

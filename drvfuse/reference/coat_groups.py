@@ -2,7 +2,7 @@
 """COAT's FP8 ops whose results have group scales, in numpy, with every rounding of the kernels and in their order.
 
 The approximate instructions are correctly rounded here, as on the emulated driver. A GPU's may differ by an ulp or two.
-With an `Arithmetic` that has the GPU's own instructions, all bits of the results are the GPU's.
+With an `Arithmetic` that computes these instructions as the GPU does, all bits of the results are the GPU's.
 """
 
 from __future__ import annotations

@@ -136,8 +136,8 @@ def allreduce_rmsnorm_fp8(
 
     Without a residual the norm reads the fp32 sum. With a residual it reads `residual` of the result: the sum plus the
     residual, rounded to the residual's dtype, which is that of the inputs or float32. `norms.normalise` describes
-    `norm`, gamma and `beta`. `out_dtype` is an FP8 dtype or that of the inputs. With that of the inputs nothing is
-    quantised, and the result is that of the op's `normed_outputs`.
+    `norm`, gamma and `beta`. `out_dtype` is an FP8 dtype or that of the inputs. If it is the inputs' dtype, nothing is
+    quantised, and the result is what the op stores to `normed_outputs`.
 
     With `head_columns` the last dimension is split into heads of that number of columns, and each head is normalised as
     a row. gamma and `beta` have that number of elements, and the scales have one more dimension, for the heads.

@@ -25,7 +25,8 @@ def all_gather(
 ) -> NDArray | tuple[NDArray, NDArray]:
     """The result on every rank: the rows of all ranks, in the order of the ranks; with `scales` it is (rows, scales).
 
-    Scales have one row for each row of the inputs, or the layout of `quantisation`. The result has the same layout.
+    Scales have one row for each row of the inputs, or, with `quantisation`, its layout. The gathered scales have the
+    same layout.
     """
     rows = np.concatenate(inputs)
     if scales is None:

@@ -30,8 +30,8 @@ NORMS = ("rms", "layer")
 class Norm(NamedTuple):
     """`y` [rows, columns] in float32, and `maxima` [rows], the maximum of |y| of each row, which decides its scale.
 
-    Without beta a maximum is computed as max|x * g| * f, where g is gamma + weight_offset and f is
-    1 / sqrt(mean of squares + epsilon). In the norm "layer", x - mean is in place of x. Since rounding is monotone, the
+    Without beta a maximum is computed as max|x * g| * f, where g is gamma + weight_offset and f is 1 / sqrt(mean of
+    squares + epsilon). In the norm "layer" both formulas have x - mean in place of x. Since rounding is monotone, the
     result is max|y|, unless f is infinite and an element is 0.
     """
 

@@ -39,8 +39,8 @@ def reduce_scatter(
 ) -> list[NDArray]:
     """For each rank, its rows of `allreduce(inputs, dtype, epilogue, nodes=nodes)`.
 
-    `splits` has the number of rows, along dimension 0, of each rank. If it is None, the numbers are as equal as
-    possible, and the first ranks have one row more.
+    `splits` has the number of rows, along dimension 0, of each rank. If `splits` is None, the numbers are as equal as
+    possible, and the first (rows mod ranks) ranks have one row more than the others.
     """
     total = allreduce(inputs, dtype, epilogue, nodes=nodes)
     if not total.ndim:

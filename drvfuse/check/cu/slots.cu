@@ -5,9 +5,10 @@
 // Rank r fills its row of `data` with `value`, passes a barrier, and adds the rows of all ranks to `sums`. Block b has
 // the elements b, b + blocks, ... of a row. A flag counts 0, 1, 2, 0, ..., one step for each barrier, and a wait ends
 // when the flag has changed since the barrier before. So every flag must take every step, also the flags of blocks that
-// this launch does not have: its blocks set these flags too (the backfill). A block does so before it sets its own
-// flag. A peer that has seen a block's own flag may continue to a call with more blocks. If the flag of a further block
-// had not yet taken this step, the peer would find it different from the value of this step, and would not wait.
+// this launch does not have: the blocks of the launch set these flags too (the backfill). A block does so before it
+// sets its own flag. A peer that has seen a block's own flag may continue to a call with more blocks. If the flag of a
+// further block had not yet taken this step, the peer would find it different from the value of this step, and would
+// not wait.
 //
 // A block has two warps; the second one does the backfill. `flags[rank]` has, in that rank's memory, SLOTS x MAX_RANKS
 // words; `step` is the number of barriers before this launch, modulo 3.

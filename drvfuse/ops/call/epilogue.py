@@ -54,8 +54,8 @@ def int32(value: int) -> Scalar:
 
 @dataclass(frozen=True)
 class Replicated:
-    """A parameter of an epilogue with a copy on every local rank, in their order. The caller promises equal copies; a
-    plain list may differ by rank.
+    """A parameter of an epilogue: a list with one copy for each local rank. The caller promises that the copies are
+    equal. The entries of a plain list may differ.
     """
 
     copies: tuple[Any, ...]
@@ -87,9 +87,9 @@ class Epilogue:
     """An element-wise epilogue, `Epilogue("x * scale + bias[col]", scale=float32(0.5), bias=array)`.
 
     `expression` is a CUDA C++ expression. In scope: `x`, the fp32 sum over the ranks, not yet rounded; `i`, the flat
-    index of the element; `col`, its index along the last dimension; `row`, the flat index of that row in the other
-    dimensions; `rank`, 0 for an op on one device. The value of the expression is converted to fp32 and rounded
-    once to the output's dtype. Kernels are compiled without contraction of `a * b + c` to fma.
+    index of the element; `col`, its index along the last dimension; `row`, its flat index along all other dimensions;
+    `rank`, the number of the rank (0 for an op on one device). The value of the expression is converted to fp32 and
+    rounded once to the output's dtype. Kernels are compiled without contraction of `a * b + c` to fma.
 
     A parameter is a typed scalar (`float32(v)`, `int32(v)`) or an array; the expression sees the elements of an array
     of any floating dtype as float. A parameter that differs by rank is a list with one entry per local rank; one with

@@ -30,8 +30,8 @@ class Operand:
     """An array of a call: rows of `shape[-1]` elements, `stride` elements apart.
 
     `array` is all memory from the first element to the last. `producer` is the stream after whose work the call comes,
-    or None if the array names no stream. A `foreign` array belongs to another library, which may reuse its memory in
-    the order of `producer`.
+    or None if the array names no stream. A `foreign` array belongs to another library: work that is queued later on
+    `producer` may reuse its memory.
     """
 
     __slots__ = ("array", "dtype", "foreign", "name", "producer", "ptr", "shape", "stride")
@@ -156,7 +156,7 @@ def of_ranks(
     suffix: str = "",
 ) -> list[Operand]:
     """Return the operands of one contiguous array per local rank. Each must lie on its rank's device and have `shape`
-    and `dtype`; `why` is the reason in messages.
+    and `dtype`; messages give `why` as the reason.
 
     A list in place of one shape has a shape for each local rank. Where `shape` or `dtype` is None, all arrays must have
     that of the first array. The names of the arrays in messages end in `suffix`.
@@ -201,8 +201,8 @@ def rows_of_ranks(
     group: Group, argument: str, value: Any, lengths: Sequence[int] | None, why: str = ""
 ) -> list[Operand]:
     """Return the operands of one contiguous input per local rank, at any address, with `lengths[i]` rows on rank i;
-    `why` is the reason in messages. Where `lengths` is None, all have as many rows as the first input. The other
-    dimensions and the dtype of all inputs are those of the first."""
+    messages give `why` as the reason for the shape. Where `lengths` is None, all have as many rows as the first input.
+    The other dimensions and the dtype of all inputs are those of the first."""
     ranks, driver = group.ranks, group.driver
     values = per_rank(group, argument, value)
     names = _names(argument, "", 0 if is_bare(group, value) else len(ranks))

@@ -17,19 +17,19 @@ class PDLLevel(IntEnum):
     """When a collective lets the next kernel in its stream start (programmatic dependent launch).
 
     With any level but OFF the collective itself is launched so that it may start before the previous kernel on its
-    stream has finished. Before its own `griddepcontrol.wait` it reads nothing that the previous kernel may write, the
-    workspace and an epilogue's arrays included. Weights are the one exception, as they are fetched before the wait:
-    gamma and beta of a fused norm, w and b of `drvfuse.coat`, and weight, gamma and weight_scales of
+    stream has finished. Before its own `griddepcontrol.wait` it reads neither inputs, nor the workspace, nor an
+    epilogue's arrays, as the previous kernel may write them. Weights are the one exception, as they are fetched before
+    the wait: gamma and beta of a fused norm, w and b of `drvfuse.coat`, and weight, gamma and weight_scales of
     `gemv_partial_norm`. Between a kernel that writes weights and the call there must be a launch without PDL, a wait
     for an event or a synchronisation. The next kernel on the stream, if it is launched with PDL, may start
 
     - with OFF, ON and OVERLAP_AT_END: once every block of the collective has come to its end (the trigger is the last
       thing that a block does). It sees the results only after its own wait;
     - with OVERLAP_AT_BEGINNING: at once. It must not write the collective's inputs, outputs or residuals before its own
-      wait. It occupies multiprocessors while the collective waits for its peers, and no block budget counts these. So
-      this level triggers at once only while the group is the only one open on its devices; while other groups share
-      them it means ON. While a graph holds a collective that triggers at once, no further group can be opened on its
-      devices.
+      wait. The next kernel then occupies multiprocessors while the collective waits for its peers, and no group's
+      budget counts these multiprocessors. So this level triggers at once only while the group is the only one open on
+      its devices; while other groups share them it means ON. While a graph holds a collective that triggers at once, no
+      further group can be opened on its devices.
 
     NO_WAIT_OVERLAP_AT_END would skip the wait. All ops of drvfuse refuse it.
     """

@@ -63,7 +63,8 @@ class Route:
     def follow_producers(self, capture: int | None) -> None:
         """Order the stream, which is in `capture` (None: in none), after the producers.
 
-        A capture cannot wait for work that was queued outside it, so the caller has to order that work.
+        A stream in a capture is ordered only after producers in the same capture, since a capture cannot wait for work
+        outside it. The caller has to order such work.
         """
         stream = self.stream
         for producer in self.producers:
@@ -112,11 +113,12 @@ class Route:
 
 
 class ReplayOrder:
-    """The streams of other libraries on which arrays of a graph are produced, `graph.part(ReplayOrder)`.
+    """The streams of other libraries on which the arrays of a graph's calls are produced. `graph.part(ReplayOrder)`
+    returns it.
 
-    Each launch of the graph comes after earlier work on these streams, and before later work on them. A stream that
-    its library has destroyed orders nothing. If a launch of the graph is captured into another graph, launches of that
-    other graph are ordered with the same streams.
+    Each launch of the graph comes after earlier work on these streams, and before later work on them. A stream that its
+    library has destroyed is left out. If a launch of the graph is captured into another graph, launches of that other
+    graph are ordered with the same streams.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -146,8 +148,8 @@ class ReplayOrder:
 
 
 def _outside(stream: Stream, capture: int | None) -> bool:
-    """Whether `stream` is certainly not part of `capture`. This is so for the legacy default stream, which cannot be
-    captured. The driver cannot be asked about the legacy stream while a stream that waits for it is being captured."""
+    """Whether there is a `capture` and `stream` is the legacy default stream, which cannot be captured. For this stream
+    the driver is not asked, as the question fails while a stream that waits for the legacy stream is being captured."""
     return capture is not None and stream.handle == LEGACY
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans that calls of the same shapes share, and their launches, which lack only what differs between these calls.
+"""Plans that calls of the same shapes share, and the launches of a plan, in which only parameters that differ between
+these calls are not yet written.
 
 A plan depends on shapes, dtypes, options and the alignment of arrays, never on addresses. Each owner of plans, a device
 or a group, keeps the plans of its last calls.
@@ -75,7 +76,7 @@ class Pointed(Protocol):
 
 
 class Ready:
-    """A launch and its parameters; the plan has written everything that does not differ between calls.
+    """A launch and its parameters. The parameters that are equal for all calls of the plan are already written.
 
     `pointers` are the addresses of arrays in the parameters, by their offset in bytes.
     """

@@ -93,8 +93,8 @@ def submit(
 ) -> None:
     """Queue the launches of `call` for the local ranks at `positions`, each on the stream of its route.
 
-    Without a launch sequence there is nothing to queue. Graphs keep the arrays alive, and `sections`, which are
-    sections of a trace. `alone`: one rank is launched by itself.
+    If `sequence` is None, nothing is queued. A graph that captures the launches keeps the arrays alive, and also
+    `sections`, which are sections of a trace. `alone`: only one rank is launched.
     """
     streams = [route.stream for route in routes]
     turns.admit(streams)
@@ -131,8 +131,9 @@ def _record(
     sections: Sequence[object],
     elsewhere: bool,
 ) -> None:
-    """Record the queued launches of a call in their arrays and in graphs, and make the streams in which other libraries
-    reuse their arrays wait for the launches. `elsewhere` is the result of `Turns.follow`."""
+    """Record in the arrays of a call that the queued launches use them, let the graphs that capture the launches keep
+    the arrays alive, and make the streams on which other libraries reuse their arrays wait for the launches.
+    `elsewhere` is the result of `Turns.follow`."""
     more = turns.more
     for index, route in enumerate(routes):
         position, capture = positions[index], captures[index]
@@ -169,10 +170,10 @@ def _record_what_was_queued(
     """Do what `_record` does, after an error between the launches of a call. Raises nothing, as the caller raises that
     error.
 
-    A launch sequence does not tell which launches and copies it has queued, so all of them are recorded. For those that
-    were not queued this does no harm. Work on the stream of one rank may use the arrays of another rank (the copies of
-    "naive"), and the launch sequence may not have ordered the two streams yet. So each stream first follows all other
-    streams, except in captures.
+    A launch sequence does not tell which launches and copies it has queued, so all of them are recorded. It does no
+    harm to record a launch that was not queued. Work on the stream of one rank may use the arrays of another rank (the
+    copies of "naive"), and the launch sequence may not have ordered the two streams yet. So each stream first follows
+    all other streams, except in captures.
     """
     outside = [route.stream for route, capture in zip(routes, captures, strict=True) if capture is None]
     for index, route in enumerate(routes):
@@ -270,8 +271,8 @@ class Prepared(Generic[R]):
         """Queue the call and return its results, which are valid in the order of the streams.
 
         Without arguments it runs on the streams given to `prepare` (by default each rank's own). `streams` replaces
-        them. With `rank` only that rank's part is queued, on `stream` or its default; every other rank must follow
-        within the `spin_timeout` setting. An op on one device takes only `stream`.
+        them. With `rank` only that rank's part is queued, on `stream` or on the stream given to `prepare`; every other
+        rank must be launched within the time of the `spin_timeout` setting. An op on one device takes only `stream`.
 
         Raises BarrierTimeout if an earlier call on the group timed out (the next call then resets the group),
         GridTimeout if an earlier call with the op's workspace timed out, CaptureError where stream order cannot be
@@ -294,7 +295,8 @@ class Prepared(Generic[R]):
     def set(self, **parameters: Any) -> None:
         """Replace parameters of the epilogue for the launches that follow; nothing is compiled.
 
-        Takes what `Epilogue` takes, of the same types as before. Launches already queued or captured keep their values.
+        A parameter is given as to `Epilogue`, and has the type of the value that it replaces. Launches already queued
+        or captured keep the old values.
         """
         old = self._parameters
         if old is None:

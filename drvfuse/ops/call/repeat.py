@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain calls, `op(...)` in place of `op.prepare(...)`, that differ from an earlier call only in addresses of arrays.
 
-Whether a plain call is valid, and what it launches, follows from its `Layout`. Of the addresses two things matter:
-their alignment, and which arrays share memory. The layout has both. So the first call of a layout is checked and
+Whether a plain call is valid, and what it launches, follows from its `Layout`. Two properties of the addresses matter,
+and the layout has both: their alignment, and which arrays share memory. So the first call of a layout is checked and
 planned like any other, and then kept as a `Repeat`. A later call of the layout writes its addresses to the parameters
 of the `Repeat`, and launches the `Repeat`.
 
 A call has no layout if the result of a check may change between two calls. This is the case for arrays of other
-libraries, and for memory from other pools than drvfuse's: it may be freed, or a peer may lose access to it.
+libraries, and for memory from other pools than drvfuse's: such memory may be freed, or a peer may lose access to it.
 """
 
 from __future__ import annotations
@@ -213,8 +213,8 @@ def _picker(numbers: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 
 def _maker(value: Any, index: Mapping[int, int]) -> Callable[[Sequence[Array]], Any]:
-    """Return a function that makes a result of the same form as `value` from other arrays; `index` gives the position
-    of each array in `value` by its identity.
+    """Return a function that makes a result of the same form as `value` from other arrays; `index` maps `id(array)` of
+    each array in `value` to the position of that array's replacement.
     """
     if isinstance(value, Array):
         return operator.itemgetter(index[id(value)])

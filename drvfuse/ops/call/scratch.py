@@ -2,13 +2,14 @@
 """Workspaces of the ops on one device, and errors for kernels that have given up waiting in them.
 
 A workspace begins with `struct ScratchState` of cu/sync/scratch.cuh and must be zero before its first use. It serves
-one launch at a time. A kernel that gives up waiting writes a report to pinned host memory. Every call reads that memory
-first, as do `check_device` and `Graph.launch()` of a graph that holds a call.
+one launch at a time. A kernel that gives up waiting writes a report to pinned host memory. That memory is read at the
+beginning of every call, by `check_device`, and by `Graph.launch()` of a graph that holds a call.
 
-The caller may pass a workspace. Otherwise drvfuse keeps a workspace for each of the streams, identified by handle, that
-made the last calls on a device; it lives at most as long as the `Device`. Its memory is reused only after the work that
-uses it, and a graph keeps the workspaces of its calls alive. The driver may give the handle of a destroyed stream to a
-new stream, which then takes over the workspace: the new stream's work waits for the old stream's.
+The caller may pass a workspace. Otherwise drvfuse keeps a workspace for each of the streams on which the last calls on
+a device were made. The stream is identified by its handle, and the workspace lives at most as long as the `Device`. The
+memory of a workspace is reused only after the work that uses it, and a graph keeps the workspaces of its calls alive.
+The driver may give the handle of a destroyed stream to a new stream, which then takes over the workspace: the new
+stream's work waits for the old stream's.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class _Reports:
 
 
 class Scratch:
-    """The workspaces of a device, `device.part(Scratch)`.
+    """The workspaces of a device, which `device.part(Scratch)` returns.
 
     `own` are those that drvfuse keeps, by stream handle and kind, in the order of their last use. `known` are those
     that callers have passed, by address.

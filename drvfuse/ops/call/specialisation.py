@@ -22,11 +22,12 @@ FP8_CAPABILITY = (8, 9)
 
 @dataclass(frozen=True)
 class Specialisation:
-    """The source file, the definitions and the requirements of a kernel.
+    """The source file, the macros and the requirements of a kernel.
 
-    The kernel `kernel`, or else `name`, is in the file cu/`folder`/`name`.cu. `defines` are its definitions, and `text`
-    is inserted before the file. The kernel needs compute capability `capability` or later, for the feature that `needs`
-    names. `fault` is the fault that is planted in the kernel.
+    The kernel is called `kernel`, or `name` if `kernel` is empty, and is in the file cu/`folder`/`name`.cu. `defines`
+    are the macros with which it is compiled, and `text` is inserted before the file. The kernel needs compute
+    capability `capability` or later, for the feature that `needs` names. `fault` is the fault that is planted in the
+    kernel.
     """
 
     folder: str

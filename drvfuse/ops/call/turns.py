@@ -45,12 +45,12 @@ class Turns(Protocol):
         """
 
     def admit(self, streams: Sequence[Stream]) -> None:
-        """Raise the error that an earlier launch has reported. If it was raised already, reset the state that the
-        failed launch has left."""
+        """Raise the error that an earlier launch has reported. If that error was raised already, reset the state that
+        the failed launch has left."""
 
     def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> bool:
         """Order the streams after the launches of the previous call. Returns whether a rank's stream may differ from
-        that of its previous call: then `launched` must be called."""
+        the stream of the rank's previous call. If so, `launched` must be called."""
 
     def begin(self, positions: Sequence[int], call: Noted) -> None:
         """Record that `call` is about to be launched on the ranks at `positions`. Called outside of captures only.
@@ -61,8 +61,8 @@ class Turns(Protocol):
 
     def launched(self, position: int, stream: Stream, event: Event | None, capture: int | None) -> None:
         """Record that the launch at `position` was queued on `stream`. Called if `follow` returned True. `capture` is
-        the capture that holds the launch; if the stream is foreign and not captured, `event` was recorded after the
-        launch.
+        the capture that holds the launch, or None. If the stream is foreign and not captured, `event` was recorded
+        after the launch; otherwise `event` is None.
         """
 
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:

@@ -59,10 +59,10 @@ def fp8_division_transpose(
     """x / s_y in FP8, and its transpose. Returns `(y, s_y, y_t)`, or `(y_t, s_y)` with `only_transposed`.
 
     x [M, N] or [B, S, N] is bfloat16 or float32, and there may be gaps between its rows. `fp8type` is "E4M3", "E5M2" or
-    a dtype. s_y is an array of one element (bfloat16, float16 or float32). If it is None, the scale is a 0-d array
-    (max|x| + 1e-10) / fp8_max, with each step rounded to x's dtype; a NaN in x then makes the scale and all results
-    NaN. y has x's shape; y_t is (N, M). The quotient is computed in fp32 and rounded once to FP8, with saturation. QB
-    has no effect on values. stochastic=True is refused, since COAT's stochastic rounding is biased.
+    a dtype. s_y is an array of one element (bfloat16, float16 or float32). If s_y is None, the scale is computed: it is
+    a 0-d array (max|x| + 1e-10) / fp8_max, with each step rounded to x's dtype; a NaN in x then makes the scale and all
+    results NaN. y has x's shape; y_t is (N, M). The quotient is computed in fp32 and rounded once to FP8, with
+    saturation. QB has no effect on the results. stochastic=True is refused, since COAT's stochastic rounding is biased.
 
     If s_y is given, `outputs` is (y, y_t), or (y_t,) with `only_transposed`. Otherwise it is (y, s_y, y_t) or (y_t,
     s_y). All other options are those of `fp8_rmsnorm_forward`. The rule is

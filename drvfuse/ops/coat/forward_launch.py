@@ -37,8 +37,8 @@ class ForwardParams(Fp8Params):
 def planned_forward(
     call: Fp8Call, plan: HeldRows | HeldTiles | FewRows | ManyRows, kinds: Defines, batch_rows: int, address: int
 ) -> Planned:
-    """The launch that `plan` describes. `kinds` are the definitions for types and numerics. qy_t consists of batches of
-    `batch_rows` rows, and its address modulo 16 is `address`."""
+    """The launch that `plan` describes. `kinds` are the macros that say which types and which arithmetic the kernel
+    has. qy_t consists of batches of `batch_rows` rows, and its address modulo 16 is `address`."""
     shares = {name: getattr(plan, name) for name in _SHARES}
     template = ForwardParams(rows=call.rows, batch_rows=max(batch_rows, 1), **shares)
     every = kinds + plan.defines(call.aligned("x", "qy", "weight", "bias"))

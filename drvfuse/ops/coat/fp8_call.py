@@ -50,7 +50,7 @@ class Options(NamedTuple):
 
 class Fp8Call:
     """A call of the op `name` for a matrix of `rows` and `columns`. `arrays` maps fields of the kernel's parameters to
-    the arrays whose addresses they get. The keys of `read` and `wanted` are such fields too.
+    the arrays whose addresses they get. The keys of `read` and `wanted` are fields of the parameters too.
 
     `read` are inputs, the matrix first; `others` are inputs whose addresses the op itself writes to the parameters.
     `wanted` describes the results, and `values` are the arrays that the call returns. `own` is the workspace that the
@@ -95,8 +95,9 @@ class Fp8Call:
         waits: bool = False,
         cluster: int = 1,
     ) -> Planned:
-        """A planned launch of a kernel. `template` holds the kernel's parameters; its columns and early trigger are set
-        here. The kernel is compiled with `defines`, and the other arguments describe the launch."""
+        """A planned launch of a kernel. `template` holds the kernel's parameters; its fields `columns` and
+        `early_trigger` are set here. The kernel is compiled with the macros `defines`, and the other arguments describe
+        the launch."""
         template.columns = self.columns
         template.early_trigger = int(self.level is PDLLevel.OVERLAP_AT_BEGINNING)
         spec = Specialisation("coat", kernel, defines, capability=FP8_CAPABILITY)
@@ -105,8 +106,8 @@ class Fp8Call:
         )
 
     def ready(self, key: tuple[Hashable, ...], plan: Callable[[], Planned]) -> Ready:
-        """A launch with the addresses and strides of this call's arrays. `plan()` makes its plan, unless a plan for
-        `key` and the size of the matrix was made before."""
+        """A launch with the addresses and strides of this call's arrays. `plan()` makes the plan of the launch, unless
+        a plan for `key` and the size of the matrix was made before."""
         key = (*key, self.rows, self.columns, self.level, planted())
         ready = self.device.part(PlanCache).get(key, plan).take()
         for field, operand in self.arrays.items():
@@ -116,8 +117,8 @@ class Fp8Call:
         return ready
 
     def prepared(self, ready: Ready, result: R, *, workspace: bool) -> Prepared[R]:
-        """The prepared call that launches `ready` and returns `result`. With `workspace` the launch uses the caller's
-        workspace or, if there is none, the stream's."""
+        """The prepared call that launches `ready` and returns `result`. If `workspace` is true, the launch uses the
+        caller's workspace or, if the caller gave none, the stream's."""
         turns = DeviceTurns(self.device)
         if workspace:
             own = self.own[0].array if self.own else None

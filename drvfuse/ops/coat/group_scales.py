@@ -4,14 +4,14 @@
 A group is 1 x QB elements of a row, and its scale is bfloat16. If `most` is the largest magnitude of the group in fp32,
 its scale is (most + 1e-10) / fp8_max. Values are divided by the unrounded scale, which is rounded when it is stored.
 NaN elements do not enter `most`: they stay NaN, and a group has a NaN scale only if all of its elements are NaN. An
-infinite element becomes NaN, and makes the finite elements of its group 0. The scale of a group of zeros is
-bf16(1e-10 / fp8_max).
+infinite element becomes NaN, and the finite elements of its group become 0. A group of zeros has the scale bf16(1e-10 /
+fp8_max).
 
-All calls take drvfuse Arrays or any DLPack or CUDA-array-interface object; inputs but w may be column slices of wider
-arrays. `outputs` are the arrays to write, in the order that each function names, C-contiguous and without overlap; None
-allocates them. `stream` is None for the device's own stream, "current" for that of the first argument's framework, or a
-stream. The launch does not block and needs no workspace, and can be captured if outputs are given. Arguments that do
-not fit raise ArgumentError before any launch.
+All calls take drvfuse Arrays or any DLPack or CUDA-array-interface object; all inputs except w may be column slices of
+wider arrays. `outputs` are the arrays to write, in the order that each function names, C-contiguous and without
+overlap; None allocates them. `stream` is None for the device's own stream, "current" for that of the first argument's
+framework, or a stream. The launch does not block and needs no workspace, and can be captured if outputs are given.
+Arguments that do not fit raise ArgumentError before any launch.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ def fp8_rmsnorm_pg2pg_forward(
     """RMSNorm of x with group scales, whose result has group scales. Returns `(qy, s_y, (w, rstd, num_warps))`.
 
     x [M, N] or [B, S, N] is FP8, s_x [..., ceil(N / QB)] bfloat16, w [N] bfloat16 or float32. QB is 16, 32, 64 or 128,
-    and N at most 32768. qy has x's shape and dtype, and s_y the shape and dtype of s_x. rstd [M] is float32, with the
-    bits of `fp8_rmsnorm_forward`. `transpose_output_2d` has no effect, since there is no transpose.
+    and N at most 32768. qy has x's shape and dtype, and s_y the shape and dtype of s_x. rstd [M] is float32, and has
+    the bits that `fp8_rmsnorm_forward` gives. `transpose_output_2d` has no effect, since there is no transpose.
 
     y = (x * s_x * rstd) * w in fp32. The scale of a group is (most + 1e-10) / fp8_max, where `most` is the group's
     largest |y|; y is divided by that scale and rounded once to FP8, and the scale is stored as bfloat16. NaN elements
-    stay NaN and do not enter `most`; a group of NaNs has a NaN scale. An infinite y becomes NaN, and the rest of its
-    group 0.
+    stay NaN and do not enter `most`; a group of NaNs has a NaN scale. An infinite y becomes NaN, and the finite
+    elements of its group become 0.
 
     `outputs` is (qy, s_y, rstd). No workspace is needed. The other options, ownership, streams and errors are those of
     `fp8_rmsnorm_forward`. The rule is `drvfuse.reference.coat_groups.fp8_rmsnorm_pg2pg_forward`.
@@ -110,11 +110,11 @@ def fp8_add_Ifp_Ifp_Ofp_Og16(
     stream: StreamArgument = None,
     pdl_level: PDLLevel = PDLLevel.OFF,
 ) -> Prepared[tuple[Array, tuple[Array, Array]]]:
-    """The residual add: the sum in bfloat16, and quantised with group scales. Returns `(sum, (x, s_x))`.
+    """The residual add: x1 + x2 in bfloat16, and in FP8 with group scales. Returns `(sum, (x, s_x))`.
 
     x1 and x2 [M, N] or [B, S, N] are bfloat16 and are added in fp32. `fp8type` is "E4M3", "E5M2" or a dtype, QB is 16,
-    32, 64 or 128, and N at most 32768. sum and x have the inputs' shape, and s_x is [..., ceil(N / QB)]. The fp32 sum
-    is quantised, not the rounded one, by the rule of `fp8_rmsnorm_pg2pg_forward`. `outputs` is (sum, x, s_x). No
+    32, 64 or 128, and N at most 32768. sum and x have the inputs' shape, and s_x is [..., ceil(N / QB)]. x is the fp32
+    sum (not the bfloat16 sum), quantised by the rule of `fp8_rmsnorm_pg2pg_forward`. `outputs` is (sum, x, s_x). No
     workspace is needed; the other options, ownership, streams and errors are those of `fp8_rmsnorm_forward`.
     """
     given, driver = Options.of(outputs, stream, pdl_level), operands.driver_of(x1=x1, x2=x2)

@@ -2,8 +2,9 @@
 """FP8 LayerNorm with COAT's signatures, with parameters and without. Forward and backward pass are one launch each.
 
 Arrays, `outputs`, `workspace`, `stream` and `pdl_level` are those of `fp8_rmsnorm_forward` and `fp8_rmsnorm_backward`;
-with `pdl_level`, b too may be read before the wait for the producer. COAT's own kernels include the lanes beyond the
-last column in the variance and in the maximum. These kernels do not, so the results are right for rows of every length.
+but with a `pdl_level` other than OFF b too is read before the wait for the previous kernel. COAT's own kernels include
+the lanes beyond the last column in the variance and in the maximum. drvfuse's kernels do not, so the results are right
+for rows of every length.
 """
 
 from __future__ import annotations
@@ -80,8 +81,9 @@ def fp8_layernorm_param_forward(
     are float32. mean = sum / N, rstd = 1 / sqrt(sum of (x - mean)^2 / N + eps), y = (x * s_x - mean) * rstd * w + b,
     all in fp32; s_y = bf16((max|y| + 1e-10) / fp8_max); qy = FP8(y / s_y), without a rounding of y before the quotient.
 
-    If x has no rows, s_y is the scale of a tensor of zeros. If all y of a row are NaN, as one NaN in x makes them, s_y
-    and all qy are NaN; any other NaN stays in its column. An infinite y makes s_y infinite, and all finite y become 0.
+    If x has no rows, s_y is the scale of a tensor of zeros. If all y of a row are NaN (one NaN in x makes them NaN),
+    s_y and all qy are NaN; any other NaN, such as one in w, stays in its column. An infinite y makes s_y infinite, and
+    all finite y become 0.
 
     `outputs` is (qy, s_y, qy_t, mean, rstd). `workspace` needs `fp8_workspace_bytes(N)` bytes. All other options are
     those of `fp8_rmsnorm_forward`. The rule is `drvfuse.reference.coat_layernorm.fp8_layernorm_forward`.

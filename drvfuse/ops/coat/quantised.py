@@ -53,8 +53,8 @@ def quantised_rows(driver: Driver, x: Any, s_x: Any, QB: Any) -> tuple[Operand, 
 
 
 def column_weights(driver: Driver, columns: int, given: Mapping[str, Any]) -> dict[str, Operand]:
-    """The operands w and b, as far as they are given. The keys are the kernel parameters that get their addresses.
-    Both must have the same dtype and an element for each column."""
+    """The operands of those of w and b that the caller has given, by the kernel parameter that gets the address. Both
+    must have the same dtype and an element for each column."""
     fields = {"w": "weight", "b": "bias"}
     found = {fields[name]: operands.whole(name, value, driver, WEIGHTS) for name, value in given.items()}
     for operand in found.values():
@@ -70,7 +70,7 @@ def weight_type(read: Mapping[str, Operand]) -> DType:
 
 
 def transposed_shape(shape: tuple[int, ...], transpose_output_2d: Any) -> tuple[tuple[int, ...], int]:
-    """The shape of qy_t for an x of shape `shape`, and the number of rows of a batch, which is transposed as a
+    """The shape of qy_t for an x of shape `shape`, and the number of rows of a batch. Each batch is transposed as a
     matrix."""
     if not isinstance(transpose_output_2d, bool):
         raise ArgumentError("transpose_output_2d", repr(transpose_output_2d), "True or False")
@@ -81,8 +81,8 @@ def transposed_shape(shape: tuple[int, ...], transpose_output_2d: Any) -> tuple[
 
 
 def quantised_outputs(shape: tuple[int, ...], fp8: DType, turned: tuple[int, ...]) -> dict[str, Wanted]:
-    """Descriptions of qy, its scale and its transpose, which has the shape `turned`. The keys are the kernel parameters
-    that get their addresses."""
+    """Descriptions of qy, its scale and its transpose, by the kernel parameter that gets the address of the array. The
+    transpose has the shape `turned`."""
     return {"qy": ("qy", shape, fp8), "scale": ("s_y", (), dtypes.get("bfloat16")), "qy_t": ("qy_t", turned, fp8)}
 
 

@@ -84,13 +84,14 @@ def fp8_rmsnorm_backward(
     device. `num_warps` has no effect. A NaN propagates as in these formulas: through c1 into the whole row of dx, and
     through the sum over the rows into its column of dw.
 
-    With `pdl_level` the kernel reads only w before its wait for the producer. Dependent kernels may start after the
-    last store of dw (ON), or right after the kernel's own wait (OVERLAP_AT_BEGINNING); they must wait before they read.
+    With a `pdl_level` other than OFF the kernel reads only w before its wait for the previous kernel. Dependent kernels
+    may start after the last store of dw (ON), or right after the kernel's own wait (OVERLAP_AT_BEGINNING); they must
+    wait before they read.
 
     `outputs` is (dx, dw). `workspace` is a uint8 array of `fp8_workspace_bytes(N)` bytes, which is zeroed once and
     serves one launch at a time. All other options are those of the forward pass. N is at most 32768. If blocks wait for
-    one another longer than `spin_timeout`, dw is not written, and the next call with the workspace raises GridTimeout,
-    as do `check_device` and `Graph.launch()`. The order of every sum is that of
+    one another longer than `spin_timeout`, dw is not written, and GridTimeout is raised by the next call with the
+    workspace, by `check_device` or by `Graph.launch()`. The order of every sum is that of
     `drvfuse.reference.coat_rmsnorm.fp8_rmsnorm_backward`.
     """
     given, name = Options.of(outputs, stream, pdl_level, workspace), "fp8_rmsnorm_backward"
@@ -177,8 +178,8 @@ def _gradients(driver: Driver, values: Mapping[str, Any], shape: tuple[int, ...]
 
 
 def _row_values(driver: Driver, saved: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Operand]:
-    """The operands of rstd and mean, which the forward pass has saved. The keys are the kernel parameters that get
-    their addresses."""
+    """The operands of rstd and mean, which the forward pass has saved, by the kernel parameter that gets the
+    address."""
     fields = {"m": "mean", "v": "rstd"}
     found = {fields[name]: operands.whole(name, value, driver, ["float32"]) for name, value in saved.items()}
     for operand in found.values():

@@ -56,16 +56,18 @@ def fp8_rmsnorm_forward(
     Arrays may be drvfuse's or those of any library with DLPack or `__cuda_array_interface__`; x and s_x may be slices
     of the columns of wider arrays.
 
-    y = (x * s_x * rstd) * w in fp32; s_y = bf16((max|y| + 1e-10) / fp8_max); qy = FP8(bf16(y) / s_y). If x has no
-    rows, s_y is the scale of a tensor of zeros. If all y of a row are NaN, as one NaN in x makes them, s_y and all qy
-    are NaN; any other NaN stays in its column. An infinite y makes s_y infinite, and all finite y become 0.
+    y = (x * s_x * rstd) * w in fp32; s_y = bf16((max|y| + 1e-10) / fp8_max); qy = FP8(bf16(y) / s_y). If x has no rows,
+    s_y is the scale of a tensor of zeros. If all y of a row are NaN (one NaN in x makes them NaN), s_y and all qy are
+    NaN; any other NaN, such as one in w, stays in its column. An infinite y makes s_y infinite, and all finite y become
+    0.
 
-    With `pdl_level`, w may be read before the wait for the producer; all other inputs are read after it.
+    With a `pdl_level` other than OFF w may be read before the wait for the previous kernel; all other inputs are read
+    after that wait.
 
     `outputs` is (qy, s_y, qy_t, rstd); None allocates them. `workspace` is a uint8 array of `fp8_workspace_bytes(N)`
     bytes, which is zeroed once and serves one launch at a time; by default each stream has one. `stream` is None for
     the device's own stream, "current" for that of x's framework, or a stream (0 or 1: the legacy default stream). The
-    launch is cooperative (few rows take one cluster or a single block). It does not block, and can be captured if
+    launch is cooperative, or for few rows one cluster or one block. It does not block the host, and can be captured if
     outputs are given. If blocks wait for one another longer than `spin_timeout`, the outputs are undefined, and the
     next call with the workspace raises GridTimeout. Arguments that do not fit raise ArgumentError before any launch.
     The rule is COAT's, rounding by rounding in `drvfuse.reference.coat_rmsnorm`; docs/fp8.md lists the differences.

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The launch sequence of a call over several nodes: kernels, and exchanges between the nodes, one after another.
 
-Failure. A rank whose kernel gives up takes part in all later exchanges nevertheless: they must match on all nodes, and
-the host may have queued them long before. So every exchange also carries a word that tells whether the sums or bytes
-are defined: the status of sums (cu/collectives/nodes.cuh), or the abort word of the sender
-(cu/collectives/exchange_ended.cu). The first kernel after the exchange reads this word. If they are not defined, the
-kernel writes a report and aborts the ranks of its node, which raise NodeFailed.
+Failure. A rank whose kernel gives up takes part in all later exchanges nevertheless: all nodes must take part in every
+exchange, and the host may have queued the exchanges before the kernel gave up. So every exchange also carries a word
+that tells whether the sums or bytes are defined: the status of sums (cu/collectives/nodes.cuh), or the abort word of
+the sender (cu/collectives/exchange_ended.cu). The first kernel after the exchange reads this word. If the sums or bytes
+are not defined, the kernel writes a report and aborts the ranks of its node, which raise NodeFailed.
 
 The stages follow one another on each rank's stream. With dependent launch the first kernel is a dependent of the kernel
 before the call, and the kernel after the call is a dependent of the last kernel. The engine's work is no dependent
@@ -228,8 +228,8 @@ class ExchangeEndedParams(ctypes.Structure):
 
 
 def _around(group: Group, watched: bool) -> tuple[list[Launch], list[Launch]]:
-    """Return the launches on every local rank before an exchange of bytes, and those after it. There are none before it
-    unless the exchange is `watched`."""
+    """Return the launches on every local rank before an exchange of bytes, and those after it. If the exchange is not
+    `watched`, there are no launches before it."""
 
     def word(position: int, field: str) -> int:
         return link(group).progress[position] + _WORD * PROGRESS_FIELDS.index(field) if watched else 0

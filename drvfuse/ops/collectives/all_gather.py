@@ -132,22 +132,23 @@ def all_gather(
     Without scales a list of the outputs is returned. Without `quantisation` scales are arrays of any dtype that have a
     row for each row of the inputs, and they are joined along dimension 0.
 
-    `quantisation` describes how rows and scales were made: inputs are its codes of rows [..., columns], in its dtype,
-    and rank i's scales have its layout, for the rows of rank i. The gathered scales have its layout for all rows. There
-    the rows of a rank may begin anywhere, also within a tile: each scale is stored to its place, and all padding is 0.
-    So the results are what an op with this `quantisation` writes for all rows together, and a GEMM can read them. In
-    the layouts "column" and "tiles" scales are not gathered in place.
+    `quantisation` describes how rows and scales were made: inputs are codes of rows [..., columns], in the dtype of the
+    `quantisation`, and rank i's scales have its layout for the rows of rank i. The gathered scales have its layout for
+    the rows of all ranks. A rank's rows may begin anywhere in that layout, also within a tile: each scale is stored to
+    its place, and all padding is 0. So the results are what an op with this `quantisation` writes for all rows
+    together, and a GEMM can read them. In the layouts "column" and "tiles" `scales` and `gathered_scales` must share no
+    memory.
 
     `algo` is "push" (each rank stores its rows into its peers' workspaces, in words that carry their own readiness),
     "put" and "pull" (each rank stores to its peers' outputs, or loads from their inputs, between barriers), "naive"
     (copies by the driver) or "auto". With "put" and "pull" the bytes go through the workspaces if peers cannot access
-    the outputs or inputs, if rows there are not aligned to 16 bytes, and with "put" if scales are by column or in
-    tiles.
+    the outputs or inputs, if a rank's rows in these arrays are not aligned to 16 bytes, and with "put" if scales are by
+    column or in tiles.
 
     `max_num_blocks`, `pdl_level`, `streams`, `trace`, bare arrays of one rank, the order of the streams and the errors
     are as in `allreduce`. Over several nodes (docs/nodes.md) `algo` is used inside each node, and "naive" is refused.
-    Scales by column or in tiles that come from other nodes pass through the workspaces there, by "pull" whatever `algo`
-    is. `drvfuse.reference.all_gather` is the same in numpy.
+    Scales by column or in tiles that come from other nodes are received in the workspaces, and pulled from there for
+    every `algo`. `drvfuse.reference.all_gather` computes the same in numpy.
     """
     common = moving.options("all_gather", group, algo, pdl_level, max_num_blocks, trace)
     if scales is None and gathered_scales is not None:
@@ -188,8 +189,8 @@ def all_gather(
 def _rows(
     group: Group, argument: str, given: Any, counts: Sequence[int], sources: list[Operand], queues: Sequence[Stream]
 ) -> tuple[MovePart, list[Any]]:
-    """Return the part of a call that gathers one argument, and its results as the call returns them. The argument is
-    the rows, or scales that have one row for each row of the inputs."""
+    """Return the part of a call that gathers one argument, and the gathered arrays as the call returns them. The
+    argument is the inputs, or scales that have one row for each row of the inputs."""
     first = sources[0]
     shape = (sum(counts), *first.shape[1:])
     targets, values = moving.outputs(group, argument, given, shape, first.dtype, queues, "the rows of all ranks")
@@ -242,8 +243,8 @@ def _arranged(
     quantisation: Quantisation,
     queues: Sequence[Stream],
 ) -> tuple[MovePart, list[Any]]:
-    """Return the part of a call that gathers scales in the layout "column" or "tiles", and its results as the call
-    returns them."""
+    """Return the part of a call that gathers scales in the layout "column" or "tiles", and the gathered scales as the
+    call returns them."""
     dtype, alignment, each = quantisation.scales, quantisation.scales_alignment, codes.shape[1:]
     assert dtype is not None
     shapes = [_scales_shape(quantisation, (counts[rank.index], *each)) for rank in group]

@@ -41,15 +41,15 @@ def all_to_all(
     """Send rows of every rank's input to every rank. Along dimension 0 an input has the rows for rank 0, then those for
     rank 1 and so on, and an output has the rows from rank 0, then those from rank 1 and so on.
 
-    `inputs` is a list with one array per local rank, as in `all_gather`. Without `splits` all have one shape, and each
-    rank gets an equal number of rows, so the number of rows must be a multiple of the group's size. `splits` is a table
-    of integers, the same on all ranks: `splits[i][j]` rows go from rank i to rank j, so rank i's input has as many rows
-    as the sum of row i of the table, and its output as many as the sum of column i. `outputs` None allocates them.
-    In place: `outputs[i]` may be `inputs[i]` itself if for all ranks i and j as many rows go from i to j as from j to
-    i. Then the rows from a rank replace the rows for that rank.
+    `inputs` is a list with one array per local rank, as in `all_gather`. Without `splits` all inputs have the same
+    shape, and every rank gets equally many rows from each input, so the number of rows must be a multiple of the
+    group's size. `splits` is a table of integers, the same on all ranks: `splits[i][j]` rows go from rank i to rank j,
+    so rank i's input has as many rows as the sum of row i of the table, and its output as many as the sum of column i.
+    If `outputs` is None, they are allocated. In place: `outputs[i]` may be `inputs[i]` itself if for all ranks i and j
+    as many rows go from i to j as from j to i. Then the rows from a rank replace the rows for that rank.
 
-    The other arguments, alignment and errors are those of `all_gather`. `drvfuse.reference.all_to_all` is the same in
-    numpy.
+    The other arguments, alignment and errors are as for `all_gather`. `drvfuse.reference.all_to_all` computes the same
+    in numpy.
     """
     common = moving.options("all_to_all", group, algo, pdl_level, max_num_blocks, trace)
     ranks = range(group.size)

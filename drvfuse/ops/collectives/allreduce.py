@@ -64,20 +64,21 @@ def allreduce(
     except with `use_multimem`.
 
     `algo` is "push_one_shot" (each rank sends its input to all and sums what it receives), "push_two_shot" (each rank
-    sums a part and sends it to all), "one_stage" and "two_stage" (the same by loads from peers after barriers), "naive"
-    (copies between devices, which need peer access to the inputs only in a graph capture) or "auto". `max_num_blocks`
-    is the number of multiprocessors that the grid may fill, at most the group's `max_blocks`. A push algorithm has as
-    many blocks as fit on them, any other algorithm one block for each. `pdl_level`: see `PDLLevel`.
+    sums a part and sends it to all), "one_stage" and "two_stage" (in place of each send, the receiver loads the data
+    from its peer after a barrier), "naive" (copies between devices, which need peer access to the inputs only in a
+    graph capture) or "auto". `max_num_blocks` is the number of multiprocessors that the grid may fill, at most the
+    group's `max_blocks`. A push algorithm has as many blocks as fit on them, any other algorithm one block for each.
+    `pdl_level`: see `PDLLevel`.
 
     `use_multimem=True`: the switches add, through multicast memory; otherwise this op never uses such memory. `algo` is
     then "two_stage" or "auto" (each rank loads the sums of its part, and stores them to all ranks) or "one_stage" (each
     rank loads all sums). Inputs that lie at one offset of a buffer of `group.symmetric(multicast=True)` are used where
     they are. The same kernel first copies other inputs, and those whose size is no multiple of 4 bytes, to the group's
-    multicast staging, which is allocated by the first call that needs it. "two_stage" stores directly to outputs in
-    such a buffer, if the inputs lie there too. The order of the sum is not specified: before the final rounding its
-    error is at most (n-1) 2^-24 (|x_0| + ... + |x_(n-1)|) for n ranks, to first order. The switches round the sum of
-    16-bit types, so `epilogue` then gets the rounded sum, and its value is rounded again. With "two_stage" all ranks
-    hold equal bits, with "one_stage" they may differ.
+    multicast staging, which is allocated by the first call that needs it. "two_stage" stores directly to outputs that
+    lie in such a buffer, if the inputs also lie in one. The order of the sum is not specified: before the final
+    rounding its error is at most (n-1) 2^-24 (|x_0| + ... + |x_(n-1)|) for n ranks, to first order. For 16-bit types
+    the switches round the sum. So `epilogue` gets the rounded sum, and the value of the epilogue is rounded again. With
+    "two_stage" all ranks hold equal bits, with "one_stage" they may differ.
 
     `streams`: None for each rank's own stream; "current" for the stream that each input's framework names; or a list
     with one stream per local rank: a `Stream`, as `Stream(rank.device)` makes, any object with `__cuda_stream__`, or a
@@ -91,8 +92,9 @@ def allreduce(
     `allreduce.prepare(...)` takes the same arguments and returns a `Prepared` that can be launched many times.
 
     Raises ArgumentError, Unsupported (multicast that is vetoed or that devices lack), ClosedError, CompileError (an
-    epilogue that does not compile), CaptureError (allocation, the multicast staging's included, or unjoined streams
-    during capture), MulticastError (its set-up failed) before anything is launched, and BarrierTimeout if an earlier
+    epilogue that does not compile), CaptureError (in a capture, if outputs or the multicast staging would have to be
+    allocated, if only some ranks' streams are captured, or if the stream of an array is in another capture),
+    MulticastError (the set-up of multicast memory failed) before anything is launched, and BarrierTimeout if an earlier
     call on the group timed out. The rule in numpy, rounding by rounding, is `drvfuse.reference.allreduce`.
     """
     common = CallOptions.of("allreduce", group, algo, ALGORITHMS, pdl_level, max_num_blocks, trace)

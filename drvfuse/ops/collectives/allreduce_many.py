@@ -62,8 +62,8 @@ def allreduce_many(
     and a list of arrays comes back.
 
     One launch per rank reduces all tensors; over several nodes it takes two launches and an exchange (docs/nodes.md).
-    The bits are those of `allreduce` of each tensor alone. A tensor is sent in whole packs of 16 bytes, so a smaller
-    tensor costs as much as one of 16 bytes.
+    The bits are those of `allreduce` of each tensor alone. A tensor is sent in whole packs of 16 bytes, so a tensor of
+    less than 16 bytes costs as much as one of 16 bytes.
 
     `algo` is "push_one_shot", "push_two_shot", "naive" (which has a launch for each tensor) or "auto", as for
     `allreduce` of all bytes together; over several nodes it is "auto". `pdl_level`, `max_num_blocks`, `streams`,

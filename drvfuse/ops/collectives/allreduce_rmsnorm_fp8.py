@@ -62,9 +62,9 @@ def allreduce_rmsnorm_fp8(
 
     `inputs`: a list with one array [..., columns] per local rank, of one shape and dtype (bfloat16, float16 or
     float32), 1 to 16384 columns. `gammas`: one array [columns] per rank, of the inputs' dtype or float32. `residuals`:
-    one array per rank, of the inputs' shape, in their dtype or float32. Gammas, betas and residuals must be equal on
-    all ranks, which is not checked. With a `pdl_level` other than OFF gammas and betas may be read before the previous
-    kernel has finished, so that kernel must not write them.
+    one array per rank, of the inputs' shape, in the inputs' dtype or float32. Gammas, betas and residuals must be equal
+    on all ranks, which is not checked. With a `pdl_level` other than OFF gammas and betas may be read before the
+    previous kernel has finished, so that kernel must not write them.
 
     For each row, in float32 and in this order: x = the sum over ranks 0, 1, ... from +0; with residuals, x + residual
     rounded to the residuals' dtype, which is also stored in `residual_outputs`; f = 1 / sqrt(mean(x^2) + epsilon);
@@ -82,19 +82,19 @@ def allreduce_rmsnorm_fp8(
     those of the call on arrays of the shape [..., heads, head_columns].
 
     `quantisation`: a `drvfuse.Quantisation`, which describes how y becomes the output and which shapes outputs and
-    scales have: per group, MXFP8, NVFP4 and others. `out_dtype`, `scales_dtype` and `scale_ub` are short for
-    `Quantisation.per_row`, and must be left out beside `quantisation`.
+    scales have: per group, MXFP8, NVFP4 and others. `out_dtype`, `scales_dtype` and `scale_ub` are a short form of
+    `Quantisation.per_row`; a call that has `quantisation` must not have them.
 
-    `normed_outputs`: arrays like the inputs, which get y before quantisation, rounded to the inputs' dtype. These are
-    the outputs of `Quantisation.none()`.
+    `normed_outputs`: arrays like the inputs, which get y before quantisation, rounded to the inputs' dtype. They have
+    the bits that `outputs` have with `Quantisation.none()`.
 
-    `use_multimem=True`: one rank sums each row through multicast memory, normalises it, and stores output and scale to
-    all ranks; with residuals it stores the residual output too. `algo` must be "auto" or "two_stage", which mean the
-    same. Inputs, staging and sums are as with `allreduce`, so x begins with the sum rounded to the inputs' dtype; rows
-    whose size is no multiple of 16 bytes are staged too. All ranks hold equal bits: those of `drvfuse.reference` for
-    the sum that the switches returned.
+    `use_multimem=True`: each row has an owner, a rank that sums the row through multicast memory, normalises it, and
+    stores output and scale to all ranks; with residuals the owner stores the residual output too. `algo` must be "auto"
+    or "two_stage", which mean the same. Inputs, staging and sums are as with `allreduce`, so x begins with the sum
+    rounded to the inputs' dtype; rows whose size is no multiple of 16 bytes are staged too. All ranks hold equal bits:
+    those of `drvfuse.reference` for the sum that the switches returned.
 
-    `outputs`, `scales` [...] and `residual_outputs` (of the residuals' dtype) are allocated where None.
+    `outputs`, `scales` and `residual_outputs` (of the residuals' dtype) are allocated if they are None.
     `residual_outputs[i]` may be `residuals[i]`; otherwise nothing that is written may share memory with anything.
     `algo`, `pdl_level`, `max_num_blocks`, `streams`, `trace`, arrays and errors are as for `allreduce`. The rule in
     numpy, rounding by rounding, is `drvfuse.reference.allreduce_rmsnorm_fp8`.
@@ -114,7 +114,7 @@ def allreduce_rmsnorm_fp8(
 
 def _algorithms(common: CallOptions, use_multimem: bool, rows: FusedRows, sent: int) -> list[str]:
     """Return the algorithms to try one after another: the workspace may be too small for the first one. A row's owner
-    sends `sent` bytes of its results to each peer."""
+    sends `sent` bytes of the row's results to each peer."""
     group, algo = common.group, common.algo
     if group.link is not None:
         return [nodes.algorithm(group, algo, use_multimem)]

@@ -2,7 +2,7 @@
 """Algorithm "naive" for scales by column or in tiles: copies by the driver, and a kernel that stores each scale to its
 place among those of all rows.
 
-Chunk by chunk every rank copies its peers' scales to slots in its workspace, and the kernel reads them there.
+Chunk by chunk every rank copies its peers' scales to slots in its workspace, and the kernel reads the slots.
 """
 
 from __future__ import annotations

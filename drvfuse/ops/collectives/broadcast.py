@@ -47,8 +47,8 @@ def broadcast(
     `algo` may also be "relay": the root pushes each part of its array to one rank, which stores it and pushes it on to
     the others, so that no link carries the array twice. With fewer than three ranks "relay" means "push".
 
-    The other arguments, alignment and errors are those of `all_gather`. `drvfuse.reference.broadcast` is the same in
-    numpy.
+    The other arguments, alignment and errors are as for `all_gather`. `drvfuse.reference.broadcast` computes the same
+    in numpy.
     """
     common = moving.options("broadcast", group, algo, pdl_level, max_num_blocks, trace, (RELAY,))
     if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < group.size:

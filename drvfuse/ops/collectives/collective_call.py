@@ -52,9 +52,9 @@ def prepare(
 ) -> Prepared[R]:
     """Prepare the call by the first of `algos` for which the workspace is large enough.
 
-    `make(algo)` describes the call by that algorithm, and `sequence(call)` returns the launches of a described call. A
-    call without elements has no launches, and its `sequence` is None. `read[i]` and `written[i]` are the arrays of
-    local rank i, its input first.
+    `make(algo)` describes the call by the algorithm `algo`, and `sequence(call)` returns the launches of a described
+    call. A call without elements has no launches, and its `sequence` is None. `read[i]` and `written[i]` are the arrays
+    of local rank i, its input first.
     """
     planned: LaunchSequence | None = None
     ready: list[Ready] = []

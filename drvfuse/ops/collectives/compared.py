@@ -43,8 +43,8 @@ class ComparedFirst:
 def compared(
     group: Group, name: str, sequence: LaunchSequence | None, ready: Sequence[Ready]
 ) -> tuple[LaunchSequence | None, list[Ready]]:
-    """Return the launch sequence and launches of a call. If the group compares calls, they are changed so that the
-    ranks compare this call.
+    """Return the launch sequence and launches of a call. If the group compares calls, sequence and launches are changed
+    so that the ranks compare this call.
 
     `name` describes everything that must be equal on all ranks, except the grid. A call whose kernels wait for no peer,
     or that has no kernels, is compared by a separate kernel, which is launched first.

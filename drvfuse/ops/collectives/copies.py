@@ -2,8 +2,9 @@
 """Algorithm "naive" of the collectives that move bytes: copies by the driver, ordered by events in the streams.
 
 When the streams of all ranks have reached the call, each rank copies from its peers' inputs to its output. Then the
-streams synchronise again, so an input may be overwritten once its rank's stream has passed the call. An in-place
-all-to-all would overwrite data that a peer still reads, so each rank first copies to its workspace, chunk by chunk.
+streams wait for one another again, so an input may be overwritten by later work on the stream of the input's rank. An
+in-place all-to-all would overwrite data that a peer still reads, so each rank first copies to its workspace, chunk by
+chunk.
 """
 
 from __future__ import annotations

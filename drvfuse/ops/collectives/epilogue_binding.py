@@ -20,8 +20,8 @@ class BoundEpilogue(EpilogueParameters):
     """An epilogue with a structure of parameters for each local rank."""
 
     def replaced(self, algo: str, parameters: dict[str, Any]) -> Self:
-        """Return a copy with some parameters replaced. Raises ArgumentError if it would need another kernel, or if the
-        parameters differ by rank and `algo` does not allow that."""
+        """Return a copy with some parameters replaced. Raises ArgumentError if the copy would need another kernel, or
+        if the parameters differ by rank and `algo` does not allow that."""
         new = super().replaced(algo, parameters)
         if new.epilogue.differs_by_rank and algo in BY_OWNER:
             raise ArgumentError("parameters", "different by rank", f'the same on all ranks, as algo is "{algo}"')

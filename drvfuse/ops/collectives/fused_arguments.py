@@ -32,7 +32,7 @@ class FusedRows:
 
     The kernel sees `rows` rows of `columns` elements. If the heads have a length that the kernel supports, a row of the
     kernel has several heads, and `head` is the number of columns of a head. Otherwise each head is a row of the kernel,
-    and `head` is 0, as it is without heads. In all cases `normed` columns are normed together.
+    and `head` is 0. Without heads `head` is 0 too. In all cases `normed` columns are normed together.
 
     `full` is the shape of arrays with all columns of the rows that a rank gets. `each` is the shape of arrays with one
     value for every `normed` columns. `counts` are the numbers of kernel rows that each rank of the group gets;
@@ -86,8 +86,9 @@ class FusedRows:
 
 @dataclass(frozen=True)
 class NormArguments:
-    """The arguments of a fused op's norm. `gammas`, `betas` and `residuals` have one array per local rank, or none if
-    the call has no betas or residuals. `layer`: the norm is LayerNorm. `numbers` are epsilon and the weight offset."""
+    """The arguments of a fused op's norm. `gammas`, `betas` and `residuals` have one array per local rank; `betas` and
+    `residuals` are empty if the call has none. `layer`: the norm is LayerNorm. `numbers` are epsilon and the weight
+    offset."""
 
     gammas: list[Operand]
     betas: list[Operand]

@@ -30,7 +30,7 @@ def prepare(
     bare: bool,
     use_multimem: bool = False,
 ) -> Prepared[NormResult]:
-    """Prepare a call of the given kind by the first of `algos` for which the workspace is large enough. `bare`: the
+    """Prepare a call of the class `kind` by the first of `algos` for which the workspace is large enough. `bare`: the
     call returns bare arrays in place of lists."""
     group, sources, dtype = common.group, rows.inputs, rows.dtype
     queues = resolve_streams(group, streams, sources)

@@ -53,8 +53,8 @@ class _Wanted(NamedTuple):
 class FusedResults:
     """The results of a fused call, and the caller's arrays for them.
 
-    `normed`: the normed rows are one of the results. `row_bytes` is the number of bytes that the owner of a row sends
-    to each rank that gets the row.
+    `normed`: the results include the normed rows. `row_bytes` is the number of bytes that the owner of a row sends to
+    each rank that gets the row.
     """
 
     wanted: Sequence[_Wanted]
@@ -74,8 +74,9 @@ class FusedResults:
         normed_outputs: Any,
         residual_outputs: Any,
     ) -> FusedResults:
-        """Return the results that the caller asked for by the arguments of these names. Raises ArgumentError if an
-        array does not fit, or is given for a result that this call does not have."""
+        """Return the results of a call, for the arguments `outputs`, `scales`, `normed_outputs` and `residual_outputs`
+        of the op. Raises ArgumentError if an array does not fit, or is given for a result that this call does not
+        have."""
         out = quantisation.output_dtype(rows.dtype)
         scales_shape = _each(lambda each: quantisation.scales_shape(each, rows.normed), rows.each)
         if scales is not None and scales_shape is None:

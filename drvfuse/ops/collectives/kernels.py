@@ -34,8 +34,8 @@ class CollectiveKernel:
 
     `packs`: the 16-byte packs that a thread has in flight (all-reduce) or holds of a row (fused), from
     `plans.collectives`. `ragged`: the elements (all-reduce) or columns (fused) do not fill whole packs. `staged`:
-    the kernel copies its input to the workspace, where peers read it. `local`: the sources are on this device and no
-    peer takes part (one_stage only). `epilogue`: C++ text that defines `EpilogueParams` and `epilogue` as
+    the kernel copies its input to the workspace, where peers read it. `local`: the kernel sums arrays on this device
+    alone, and no peer takes part (one_stage only). `epilogue`: C++ text that defines `EpilogueParams` and `epilogue` as
     `cu/common/epilogue.cuh` says, or "" for none. The fused op's output dtype is its input's (no quantisation), an FP8
     type or FP4; `form` describes its other variants.
 
@@ -44,7 +44,7 @@ class CollectiveKernel:
     several rounds an owner executes a fence before it sends its first result (`cu/sync/push.cuh`).
 
     `multimem`: the kernel sums and stores through multicast memory (one_stage and two_stage) and stages inputs there.
-    `to_outputs`: the outputs lie there too, which needs inputs that are not staged.
+    `to_outputs`: the outputs lie in multicast memory too, which is possible only if inputs are not staged.
 
     `nodes`: the sources are the partial sums of nodes (two_stage, not staged), which a kernel of the op "node_sums" has
     written. That kernel has `algo` "two_stage" too, may be staged, and its `out_dtype` is `dtype`.

@@ -31,7 +31,7 @@ class ManyCall(ctypes.Structure):
     @classmethod
     def of(cls, counts: Sequence[int], width: int, begin: int = 0) -> ManyCall:
         """Return the parameters for tensors with these numbers of elements, of which `width` fill a pack. Packs are
-        numbered from tensor to tensor, and the launch begins with pack `begin`."""
+        numbered from 0 through all tensors, and the launch begins with pack `begin`."""
         made = cls()
         made.counts[: len(counts)] = counts
         first = [at - begin for at in itertools.accumulate((0, *(ceil_div(count, width) for count in counts[:-1])))]

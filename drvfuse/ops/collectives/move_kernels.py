@@ -94,9 +94,9 @@ class Moved(ctypes.Structure):
     )
 
     def tailor(self, table: moves.Moves, ranks: Sequence[int], place: int) -> None:
-        """Write the moves between rank `ranks[place]` and each of `ranks`. Entry d of `sent` is for the rank d places
-        after `ranks[place]` (cyclically), entry d of `received` for the rank d places before it. The table has the
-        moves of all ranks of the group."""
+        """Fill `sent` and `received` with the moves of `table` between rank `ranks[place]` and each of `ranks`. Entry d
+        of `sent` is for the rank d places after `ranks[place]` (cyclically), entry d of `received` for the rank d
+        places before it. The table has the moves of all ranks of the group."""
         own = ranks[place]
         for distance in range(len(ranks)):
             self.sent[distance] = Move(*table[own][ranks[(place + distance) % len(ranks)]])
@@ -122,8 +122,8 @@ class Arrangement(ctypes.Structure):
     )
 
     def tailor(self, arrangement: arranged_scales.Arrangement, ranks: Sequence[int], place: int) -> None:
-        """Write the first row and the number of rows of each of `ranks`. Entry d is for the rank d places before
-        `ranks[place]` (cyclically)."""
+        """Fill all fields from `arrangement`. Entry d of `first` (the first row) and of `count` (the number of rows) is
+        for the rank d places before `ranks[place]` (cyclically)."""
         self.rows, self.groups = arrangement.total, arrangement.groups
         self.itemsize, self.tiles = arrangement.itemsize, int(arrangement.tiles)
         for distance in range(len(ranks)):

@@ -68,7 +68,7 @@ def options(
 ) -> CallOptions:
     """Return the checked options of `op`. `more` are its algorithms besides `ALGORITHMS`.
 
-    Raises Unsupported for an algorithm that the devices cannot run, and what `require_moves` raises.
+    Raises Unsupported for an algorithm that the devices cannot run, and the errors of `require_moves`.
     """
     checked = CallOptions.of(op, group, algo, (*ALGORITHMS, *more), pdl_level, max_num_blocks, trace)
     if group.link is not None:

@@ -3,8 +3,8 @@
 streams.
 
 It needs peer access only during a graph capture. Chunk by chunk every rank copies its peers' inputs to its own
-workspace, waits until all ranks have copied, and sums. Because of that wait a call may be in place, and an input is
-free when its rank's kernel has completed: no peer reads the input after that.
+workspace, waits until all ranks have copied, and sums. Because of that wait a call may be in place. No peer reads an
+input after the input's rank has completed its kernel, so the input may then be overwritten.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """`allreduce_many` over several nodes: the kernels of an all-reduce over nodes, on the packs of all tensors together.
 
 A rank's kernel has only the addresses of its own tensors. So inputs are always staged: each rank copies its packs to
-its payload, where its peers read them. Results go through payloads as in every all-reduce over nodes.
+its payload, where its peers read them. Results go through payloads, as those of every all-reduce over nodes.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ inside the node, the kernels of peers store to this memory only while this rank'
 move_push.cu). So a payload is written again only after the exchange that reads it.
 
 Peers may still read a payload as staging when the kernel that staged there has ended. On one node this does no harm, as
-the next call stages in the other half. Here a kernel that stores to a payload comes after a barrier of the node's
-ranks: "put" begins with one, and "push", which has none, follows a kernel that only passes barriers.
+the next call stages in the other half. Over several nodes a kernel that stores to a payload comes after a barrier of
+the node's ranks: "put" begins with one, and "push", which has none, follows a kernel that only passes barriers.
 
 Scales by column or in tiles are received in payloads, since the scales of a rank are not contiguous in an output. This
 exchange follows a kernel of the call that begins with a barrier and stages nothing, or else a kernel that only passes

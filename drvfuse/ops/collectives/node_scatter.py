@@ -48,8 +48,8 @@ def area(group: Group, staged: bool) -> int:
 
 
 def point(ready: Sequence[Ready], group: Group, chunk: ScatterChunk, skewed: bool = False) -> None:
-    """Write the address of the sums of all nodes to the parameters. It is the address of the first element if `skewed`,
-    otherwise that of the pack with the first element."""
+    """Write the address of the sums of all nodes to the parameters: that of the first element's sum if `skewed`,
+    otherwise that of the pack in which this sum lies."""
     for one, rank in zip(ready, group, strict=True):
         call = one.parameters.node
         call.sums = payload(group, rank.index) + chunk.received(0) + (chunk.skew(rank.index) if skewed else 0)
@@ -67,9 +67,9 @@ class PartialSums:
     staged: bool
 
     def opening(self) -> tuple[list[Stage], list[Ready]]:
-        """Return the stages before the first chunk, and their launches. With a push algorithm and
-        several ranks in a node there is one stage, a barrier, because the kernels of a chunk store to payloads without
-        a barrier before. Otherwise there is no stage."""
+        """Return the stages before the first chunk, and their launches. With a push algorithm and several ranks in a
+        node there is one stage, a barrier, because the kernels of a chunk have no barrier before their first store to a
+        payload. Otherwise there is no stage."""
         group = self.options.group
         ready = barrier(self.options) if self.form in PUSH and group.layout.inside > 1 else []
         return [Kernels(ready)] if ready else [], ready

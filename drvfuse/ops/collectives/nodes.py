@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All-reduces of a group over several nodes: chunk by chunk a kernel, an exchange of partial sums, and a kernel.
 
-docs/nodes.md describes each step, and the `.cu` files argue why their order of memory accesses is right.
+docs/nodes.md describes each step. Comments in the `.cu` files of the kernels argue why the order of memory accesses is
+right.
 """
 
 from __future__ import annotations

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 
 class Grid(NamedTuple):
-    """The number of blocks of a push launch. The first warp (or block) of the grid adds `first_share` to the epoch,
-    and every other warp (or block) adds `share`. Together they advance it by one step."""
+    """The number of blocks of a push launch. The first warp (or block) of the grid adds `first_share` to the epoch, and
+    every other warp (or block) adds `share`. Together they advance the epoch by one step, or not at all if the number
+    of rounds is even."""
 
     blocks: int
     first_share: int
@@ -44,8 +45,8 @@ class Plan:
     """A collective's kernel, its grid, and the parameters that all ranks share.
 
     `traced` has the largest number of phases, and of barriers, that a traced block records. A launch advances the epoch
-    by `steps`. `alone` is the grid while no other group is open on the devices, or None if it is the same grid.
-    `tailor(parameters, rank)` writes the parameters that differ by rank.
+    by `steps`. `alone` is the grid while no other group is open on the devices, or None if that does not change the
+    grid. `tailor(parameters, rank)` writes the parameters that differ by rank.
     """
 
     kernel: CollectiveKernel | MoveKernel
@@ -141,8 +142,8 @@ def take(
 
 
 def call_of_rank(group: Group, position: int) -> Call:
-    """Return the `Call` of every collective's kernel on a local rank. Its tables have an entry for each rank of the
-    same node, in the order of the ranks."""
+    """Return the `Call`, a part of the parameters of a collective's kernel, for a local rank. The tables of a `Call`
+    have an entry for each rank of the same node, in the order of the ranks."""
     workspace, layout, rank = group.workspace, group.layout, group.ranks[position].index
     call = Call(report=workspace.report_pointers[rank], rank=layout.place(rank))
     call.workspaces[: layout.inside] = [workspace.pointers[peer] for peer in layout.ranks(layout.of[rank])]

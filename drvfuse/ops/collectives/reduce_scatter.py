@@ -65,7 +65,7 @@ def reduce_scatter(
     access to the inputs only in a graph capture) or "auto". `pdl_level`, `max_num_blocks`, `streams`, `trace` and
     errors are as for `allreduce`. Over several nodes `algo` is used inside each node, and "naive" is refused; the
     partial sums of the nodes are added in the order of the nodes, whatever the group's `node_order` is (docs/nodes.md).
-    `drvfuse.reference.reduce_scatter` is the same in numpy.
+    `drvfuse.reference.reduce_scatter` computes the same in numpy.
     """
     common = CallOptions.of("reduce_scatter", group, algo, ALGORITHMS, pdl_level, max_num_blocks, trace)
 

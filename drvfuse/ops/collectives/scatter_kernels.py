@@ -26,7 +26,8 @@ class ScatterKernel(CollectiveKernel):
     the same fields.
 
     `work` describes the sum of the largest part, which is computed as an all-reduce computes the sum of a tensor. With
-    `nodes` the kernel adds the partial sums of nodes, by one stage on this device alone (`local`).
+    `nodes` the kernel adds the partial sums of nodes; it has the form "one_stage", and reads this device's memory only
+    (`local`).
     """
 
     def _may_add_nodes(self) -> bool:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The constants by which `algo="auto"` chooses: those that `drvfuse tune` has stored for a machine, or built-in ones.
 
-The file of the setting `tuning` holds them as JSON: for each kind and number of devices (`key`), the base time and the
-bandwidth of each algorithm that was measured. Without the file, or after `drvfuse tune --remove`, the built-in
-constants are used.
+The file of the setting `tuning` holds them as JSON: for each kind of device and number of devices (`key`), the base
+time and the bandwidth of each algorithm that was measured. Without the file, or after `drvfuse tune --remove`, the
+built-in constants are used.
 """
 
 from __future__ import annotations

@@ -64,18 +64,19 @@ def gemv_partial_norm(
 
     y is summed in float32, in an order that depends only on K and the weight's type (`drvfuse.reference.gemv`), so its
     bits depend neither on N, M and n_normed nor on the device. `bias` [N], bfloat16, float16 or float32, is added to
-    the scaled sums. Then `epilogue` is applied to all columns, also to those that are normed: in it `x` is the sum, `i`
-    the index in y [M, N], `row` the row of act, `col` the row of the weight, and `rank` is 0; `Prepared.set` replaces
-    its parameters. normed = (y * gamma) * (1 / sqrt(mean(y^2) + eps)) reads the float32 values and is rounded once; eps
-    is float32. The outputs are [n_normed] and [N - n_normed], or [M, ...]. Both have one dtype: that of the outputs
-    that are given, else act's, or bfloat16 for an FP8 act.
+    the scaled sums. Then `epilogue` is applied to all columns, also to those that are normed: in the epilogue `x` is
+    the sum, `i` the index in y [M, N], `row` the row of act, `col` the row of the weight, and `rank` is 0;
+    `Prepared.set` replaces its parameters. normed = (y * gamma) * (1 / sqrt(mean(y^2) + eps)) reads the float32 values
+    and is rounded once; eps is float32. The outputs are [n_normed] and [N - n_normed], or for an act [M, K] they are
+    [M, n_normed] and [M, N - n_normed]. Both have the same dtype: that of the given outputs; if none is given, act's,
+    or bfloat16 for an FP8 act.
 
     `finish_counter` is an int32 or uint32 array of one element. It must be zero before its first use, and is zero after
-    every launch; launches that share one must not run at the same time. By default each stream has one. If it is not
-    zero when a launch begins, or if blocks wait longer than the setting `spin_timeout`, the next call on the stream
-    raises GridTimeout, as do `check_device` and `Graph.launch()`. If `n_normed` is 0, nothing waits and the counter is
-    not used. Each stream has words by which blocks exchange sums, so a captured call must not be replayed while another
-    call runs that was made on the stream of the capture.
+    every launch; launches that share a counter must not run at the same time. By default each stream has its own
+    counter. If the counter is not zero when a launch begins, or if blocks wait longer than the setting `spin_timeout`,
+    GridTimeout is raised by the next call on the stream, by `check_device` or by `Graph.launch()`. If `n_normed` is 0,
+    nothing waits and the counter is not used. Each stream has words by which blocks exchange sums, so a captured call
+    must not be replayed while another call runs that was made on the stream of the capture.
 
     With a `pdl_level` other than OFF, weight, gamma and weight_scales are read before the previous kernel has finished,
     so that kernel must not write them. The next kernel may start when a warp of every block has stored its last sums

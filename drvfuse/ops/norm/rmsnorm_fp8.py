@@ -97,12 +97,12 @@ def rmsnorm_fp8(
     row do not depend on the other rows.
 
     `output`, `scales` and `residual_output` are allocated where None; `residual_output` may be `residual`. All arrays
-    are C-contiguous; those that begin at a multiple of 16 bytes, with rows of whole 16 bytes, are read and written
-    fastest. With a `pdl_level` other than OFF gamma and beta are fetched before the previous kernel has finished, so
-    that kernel must not write them. The next kernel may start when every block has stored its last row (ON), or when
-    every block has begun (OVERLAP_AT_BEGINNING). `trace` is a `Trace` of the device. `stream`: None for the device's
-    own stream, "current" for the stream of the inputs' framework, or a stream. The call does not block and needs no
-    workspace. It can be captured if all results are given.
+    are C-contiguous; arrays that begin at a multiple of 16 bytes, and whose rows are a multiple of 16 bytes long, are
+    read and written fastest. With a `pdl_level` other than OFF gamma and beta are fetched before the previous kernel
+    has finished, so that kernel must not write them. The next kernel may start when every block has stored its last row
+    (ON), or when every block has begun (OVERLAP_AT_BEGINNING). `trace` is a `Trace` of the device. `stream`: None for
+    the device's own stream, "current" for the stream of the inputs' framework, or a stream. The call does not block and
+    needs no workspace. It can be captured if all results are given.
 
     Raises, before any launch, ArgumentError for arguments that do not fit, CaptureError for a result that a capture
     would have to allocate, and Unsupported for NO_WAIT_OVERLAP_AT_END and for a device before compute capability 8.9.
