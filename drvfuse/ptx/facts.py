@@ -23,8 +23,8 @@ class KernelInfo:
     """Facts about a kernel that are known without loading it.
 
     `name` is its name expression or its symbol, `lowered` its symbol in PTX. `has_pdl_wait` and `has_pdl_trigger` say
-    whether the kernel, or a function that it calls, contains griddepcontrol.wait or .launch_dependents. `max_threads`
-    comes from __launch_bounds__.
+    whether the kernel, or a function that it calls, contains griddepcontrol.wait or griddepcontrol.launch_dependents.
+    `max_threads` comes from __launch_bounds__.
     """
 
     name: str

@@ -2,11 +2,11 @@
 """Several PTX modules linked into one, which is PTX again.
 
 A symbol that one module declares `.extern` is defined by another module. A `.visible` function or variable may have one
-definition. A `.weak` one may have any number: a visible definition is kept, else the first. A `.common` variable may
-have any number: the largest is kept. All other symbols belong to their module, and are renamed if two modules use the
-same name. In the result variables come first, then functions, each in the order of the modules. Sections of debug
-information are left out; `.file` and `.loc` are kept. `.extern .shared` is the shared memory of a launch, not a symbol
-of another module.
+definition. A `.weak` function or variable may have any number of definitions: a `.visible` definition is kept, else the
+first. A `.common` variable may also have any number of definitions: the largest is kept. All other symbols belong to
+their module, and are renamed if two modules use the same name. In the result variables come first, then functions, each
+in the order of the modules. Sections of debug information are left out; `.file` and `.loc` are kept. `.extern .shared`
+is the shared memory of a launch, not a symbol of another module.
 """
 
 from __future__ import annotations

@@ -237,7 +237,8 @@ class Function(Object):
 
 @dataclass(eq=False)
 class Mappable:
-    """An object that cuMemMap can map, or a pool that is shared like one.
+    """An object that cuMemMap can map (memory of cuMemCreate or a multicast object), or a pool. All of them can be
+    exported.
 
     handle_types  the CUmemAllocationHandleType bits with which it may be exported
     holders       the number of its handles, mappings, binds and open file descriptors, which `Mappables` counts
