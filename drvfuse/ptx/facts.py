@@ -37,7 +37,7 @@ class KernelInfo:
 
 
 def kernels(module: Module, lowered: Mapping[str, str]) -> dict[str, KernelInfo]:
-    """The kernels of a module by symbol. Those in `lowered` (name expression -> symbol) are in the result by their name
+    """The kernels of a module by symbol. A kernel in `lowered` (name expression -> symbol) is in the result by its name
     expression too.
 
     The module may have been parsed without bodies.

@@ -191,8 +191,8 @@ def _stronger(item: _Item, other: _Item) -> bool:
 
 
 def _own_names(unit: Unit, taken: set[str]) -> dict[str, str]:
-    """New names for those private symbols of a module whose names are already in `taken`. The names of all its private
-    symbols are added to `taken`.
+    """A dict of old and new names, for those private symbols of a module whose names are already in `taken`. The names
+    that all its private symbols then have are added to `taken`.
     """
     names: dict[str, str] = {}
     for name in dict.fromkeys(item.name for item in unit.items if not item.linkage):

@@ -267,8 +267,8 @@ def cuMemcpy3DAsync(proc: Process, pCopy: Any, hStream: Any) -> None:
 
 @entry(unsafe=True)
 def cuMemcpy3DPeer(proc: Process, pCopy: Any) -> None:
-    """Copies layers of rows between contexts. Peer access is not needed, but source and
-    destination must be host memory, or memory of `srcContext` and of `dstContext`.
+    """Copies layers of rows between contexts. Peer access is not needed. A source in device memory must be memory of
+    `srcContext`, and a destination in device memory must be memory of `dstContext`.
     """
     _rows(proc, pCopy)
 

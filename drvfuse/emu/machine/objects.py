@@ -132,8 +132,8 @@ class Stream(Object):
 
 @dataclass(eq=False)
 class Mark:
-    """The last record of an event: `op` is a marker in a stream. Several processes may share the Mark; `home` is the
-    process that exports the event.
+    """The last record of an event: `op` is a marker in a stream. If the event is exported, several processes share the
+    Mark, and `home` is the process that has exported it.
     """
 
     op: Op | None = None
