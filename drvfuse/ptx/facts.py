@@ -23,8 +23,8 @@ class KernelInfo:
     """Facts about a kernel that are known without loading it.
 
     `name` is its name expression or its symbol, `lowered` its symbol in PTX. `has_pdl_wait` and `has_pdl_trigger` say
-    whether the kernel, or a function that it calls, contains griddepcontrol.wait or .launch_dependents. `max_threads`
-    comes from __launch_bounds__.
+    whether the kernel, or a function that it calls, contains griddepcontrol.wait or griddepcontrol.launch_dependents.
+    `max_threads` comes from __launch_bounds__.
     """
 
     name: str
@@ -37,7 +37,7 @@ class KernelInfo:
 
 
 def kernels(module: Module, lowered: Mapping[str, str]) -> dict[str, KernelInfo]:
-    """The kernels of a module by symbol. Those in `lowered` (name expression -> symbol) are in the result by their name
+    """The kernels of a module by symbol. A kernel in `lowered` (name expression -> symbol) is in the result by its name
     expression too.
 
     The module may have been parsed without bodies.

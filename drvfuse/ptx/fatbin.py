@@ -3,8 +3,8 @@
 
 A fat binary is a header of 16 bytes (magic, version, size of the header, size of all entries) and entries. An entry is
 a header with its kind (1: PTX, 2: machine code), its sizes, the architecture and flags, and its content. The content
-may be compressed, as a block of LZ4 (older toolkits, and --compress-mode=speed) or by Zstandard (newer toolkits), which
-the system's libzstd decompresses.
+may be compressed, as a block of LZ4 (older toolkits, and --compress-mode=speed) or by Zstandard (newer toolkits). The
+system's libzstd decompresses Zstandard.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ def _lz4(block: bytes, size: int) -> bytes:
 
 
 def _lz4_length(block: bytes, at: int, length: int) -> tuple[int, int]:
-    """(length, offset after it). Bytes are added to the nibble `length` if it is 15; the last of them is not 255."""
+    """The length that begins with the nibble `length`, and the offset after its last byte. If the nibble is 15, the
+    bytes at `at`, up to the first one that is not 255, are added to it.
+    """
     if length == 15:
         while True:
             length += block[at]

@@ -52,8 +52,8 @@ def quads(shape: Shape) -> int:
 def of_mma(which: str, shape: Shape, kind: str, layout: str = "") -> Fragment:
     """The fragment of matrix `which` ("a" to "d") of `mma`, whose elements are of type `kind`.
 
-    `layout` ("row" or "col") matters only for m8n8k4, where lanes 4 q .. 4 q + 3 and 16 + 4 q .. 16 + 4 q + 3 hold the
-    matrices of product q. For other shapes A is row-major and B column-major.
+    `layout` ("row" or "col") matters only for m8n8k4, which computes four products: lanes 4 q .. 4 q + 3 and 16 + 4 q
+    .. 16 + 4 q + 3 hold the matrices of product q. For other shapes A is row-major and B column-major.
     """
     if quads(shape) == 4:
         return tuple(_quad_pair(which, kind, layout, lane) for lane in range(LANES))
@@ -103,8 +103,8 @@ def of_wmma(which: str, shape: Shape, kind: str) -> Fragment:
     """The fragment of matrix `which` of `wmma`, which is the same for both layouts in memory.
 
     It consists of m16n8 fragments, one for each 16 rows and 8 columns of the result. An fp16 fragment of A or B has
-    eight registers: if its elements fill fewer, those registers are repeated, and instructions read only their first
-    copy. m8n32 is the transpose of m32n8.
+    eight registers: if its elements fill fewer registers, the filled registers are repeated, and instructions read only
+    their first copy. m8n32 is the transpose of m32n8.
     """
     if shape.m == 8:
         other = of_wmma({"a": "b", "b": "a"}.get(which, which), Shape(shape.n, shape.m, shape.k), kind)

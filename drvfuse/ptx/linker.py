@@ -2,11 +2,11 @@
 """Several PTX modules linked into one, which is PTX again.
 
 A symbol that one module declares `.extern` is defined by another module. A `.visible` function or variable may have one
-definition. A `.weak` one may have any number: a visible definition is kept, else the first. A `.common` variable may
-have any number: the largest is kept. All other symbols belong to their module, and are renamed if two modules use the
-same name. In the result variables come first, then functions, each in the order of the modules. Sections of debug
-information are left out; `.file` and `.loc` are kept. `.extern .shared` is the shared memory of a launch, not a symbol
-of another module.
+definition. A `.weak` function or variable may have any number of definitions: a `.visible` definition is kept, else the
+first. A `.common` variable may also have any number of definitions: the largest is kept. All other symbols belong to
+their module, and are renamed if two modules use the same name. In the result variables come first, then functions, each
+in the order of the modules. Sections of debug information are left out; `.file` and `.loc` are kept. `.extern .shared`
+is the shared memory of a launch, not a symbol of another module.
 """
 
 from __future__ import annotations
@@ -191,8 +191,8 @@ def _stronger(item: _Item, other: _Item) -> bool:
 
 
 def _own_names(unit: Unit, taken: set[str]) -> dict[str, str]:
-    """New names for those private symbols of a module whose names are already in `taken`. The names of all its private
-    symbols are added to `taken`.
+    """A dict of old and new names, for those private symbols of a module whose names are already in `taken`. The names
+    that all its private symbols then have are added to `taken`.
     """
     names: dict[str, str] = {}
     for name in dict.fromkeys(item.name for item in unit.items if not item.linkage):

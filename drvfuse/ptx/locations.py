@@ -42,8 +42,8 @@ class Locations:
             return
         inlined: tuple[tuple[str, int], ...] = ()
         if m[4]:
-            # inlined_at gives the position of the call, which an earlier .loc has described. If the call itself is in
-            # inlined code, `inlined` also has the calls through which that code was inlined.
+            # inlined_at gives the position of the call that was inlined. An earlier .loc has described this position.
+            # If that .loc has calls of its own (the call was itself in inlined code), `inlined` has these calls too.
             caller = self._last.get((int(m[4]), int(m[5]), int(m[6])))
             here = (self._files.get(int(m[4]), "?"), int(m[5]))
             inlined = (here, *(caller.inlined if caller and len(caller.inlined) < _DEEPEST else ()))

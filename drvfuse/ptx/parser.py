@@ -288,8 +288,8 @@ class _Parser:
 def parse(ptx: str, *, bodies: bool = True) -> Module:
     """Parse one PTX module. Raises `PtxError`.
 
-    Without `bodies` parsing takes a tenth of the time. The result then has no variables and no registers, and only the
-    instructions call and griddepcontrol, with the names in their text as operands. Without bodies any PTX can be
+    Without `bodies` parsing takes a tenth of the time. The result then has no variables and no registers, and of the
+    instructions only call and griddepcontrol; their operands are the names in their text. Without bodies any PTX can be
     parsed, also with instructions that are not emulated.
     """
     parser = _Parser(Source(ptx), bodies)

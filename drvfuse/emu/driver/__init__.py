@@ -103,8 +103,8 @@ def _of_default_machine(name: str) -> Any:
 
 
 def _named(call: Any, name: str) -> Any:
-    """Give a function the name and the signature of the bindings, and a docstring: that of the emulation, else that of
-    the bindings or, for a refused function, the reason.
+    """Give a function the name and the signature of the bindings, and a docstring: for an emulated function that of the
+    emulation or, if it has none, that of the bindings; for a refused function the reason.
     """
     call.__wrapped__ = original = FUNCTIONS.get(name)
     call.__name__ = call.__qualname__ = name

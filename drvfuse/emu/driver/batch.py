@@ -54,8 +54,8 @@ def _batch(
     proc: Process, dsts: Any, srcs: Any, sizes: Any, count: int, attrs: Any, attrsIdxs: Any, numAttrs: int, hStream: Any
 ) -> None:
     """Queue a batch of copies of linear memory. Attribute i applies to the copies from index `attrsIdxs[i]` up to the
-    start of the next attribute. Pageable sources, and sources with the order DURING_API_CALL, are read before the call
-    returns.
+    start of the next attribute. Before the call returns, pageable sources and sources with the order DURING_API_CALL
+    are read, and pageable destinations are written.
     """
     stream = batch_stream(proc, hStream)
     targets, sources, lengths = (items[:count] for items in (dsts, srcs, sizes))
@@ -92,8 +92,8 @@ def cuMemcpyBatchAsync(
 
 
 def _end(proc: Process, operand: Any, verb: str, shape: tuple[int, int, int]) -> End:
-    """The source or the destination of a copy in a batch, which must be linear memory. If a row length or layer height
-    is 0, that of the copy is used.
+    """The source or the destination of a copy in a batch, which must be linear memory. A row length of 0 means the
+    width of the copy, and a layer height of 0 the height of the copy.
     """
     kind, kinds = field(operand, "type"), T.CUmemcpy3DOperandType
     if kind == kinds.CU_MEMCPY_OPERAND_TYPE_ARRAY:

@@ -25,8 +25,9 @@ _END = 1 << 56  # the end of a program's address space
 def check_range(proc: Process, verb: str, address: int, nbytes: int, device: bool, context: Context) -> None:
     """Check the source or the destination of a copy that is made in `context`. Memory of the machine must be live, and
     the device of the context must have access to it; host memory must be mapped. An address of at least `FOREIGN` is
-    `FOREIGN` plus an address of host memory in a client. The address in the client must lie below `_END`. A higher one
-    is that of memory which was registered (`serve/host_memory.py` adds 2^56 to it), and is not registered any more.
+    `FOREIGN` plus an address of host memory in a client. The address in the client must lie below `_END`. While memory
+    is registered, `serve/host_memory.py` adds 2^56 to its address: a higher address than `_END` is that of memory which
+    is not registered any more.
 
     The device of the stream does not matter: a copy on another device's stream needs access from the current context.
     """
@@ -52,8 +53,8 @@ def _capturable(proc: Process, stream: Stream, *addresses: int) -> None:
 
 
 def _copy_async(proc: Process, dst: int, src: int, nbytes: int, stream: Stream, keep: Any = None) -> None:
-    """Queue a copy. Pageable memory is read, or written, before the call returns, as the driver does. The pageable
-    memory of a copy in a graph is read, or written, when its node runs.
+    """Queue a copy. Before the call returns, a pageable source is read and a pageable destination is written, as with
+    CUDA. A captured copy reads or writes pageable memory only when its node runs.
     """
     source: int | bytes = src
     if stream.capture is None and pageable(proc, src):
@@ -62,8 +63,9 @@ def _copy_async(proc: Process, dst: int, src: int, nbytes: int, stream: Stream, 
 
 
 def _lasting(proc: Process, stream: Stream, given: Any, address: int) -> int:
-    """The address by which a queued copy accesses memory of the caller. In a capture, it is an address of at least
-    `FOREIGN` for host memory of a client: each launch of the graph then requests the contents from the client.
+    """The address by which a queued copy accesses memory of the caller. In a capture, for host memory of a client, it
+    is the address in the client plus `FOREIGN`: each launch of the graph then requests the contents from the client. In
+    all other cases it is `address`.
     """
     origin = getattr(given, "origin", None)
     if stream.capture is None or proc.foreign is None or origin is None:
@@ -265,8 +267,8 @@ def cuMemcpy3DAsync(proc: Process, pCopy: Any, hStream: Any) -> None:
 
 @entry(unsafe=True)
 def cuMemcpy3DPeer(proc: Process, pCopy: Any) -> None:
-    """Copies layers of rows between contexts. Peer access is not needed, but source and destination must be memory of
-    the contexts named for them.
+    """Copies layers of rows between contexts. Peer access is not needed. A source in device memory must be memory of
+    `srcContext`, and a destination in device memory must be memory of `dstContext`.
     """
     _rows(proc, pCopy)
 

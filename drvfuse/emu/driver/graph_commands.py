@@ -42,8 +42,8 @@ def context_of(proc: Process, value: Any) -> Context:
 
 
 def kernel(proc: Process, p: Any, former: Command | None = None, *, strict: bool = False) -> Launch:
-    """The launch that CUDA_KERNEL_NODE_PARAMS describe, with the attributes of the launch `former`. `strict`: if the
-    parameters name a context, it must be that of the function.
+    """The launch that CUDA_KERNEL_NODE_PARAMS describe, with the attributes of `former` if that is a launch. With
+    `strict`, a context in the parameters must be the context of the function.
     """
     check(p is not None)
     function = proc.get(p.func if number(p.func) else p.kern, Function, R.CUDA_ERROR_INVALID_VALUE)

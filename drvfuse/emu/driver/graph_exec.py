@@ -160,8 +160,9 @@ def _unfit(unfit: Unfit, code: Any) -> Failure:
 
 @entry(1)
 def cuGraphExecUpdate(proc: Process, hGraphExec: Any, hGraph: Any) -> Any:
-    """Returns CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, without a change, if the graph does not fit. The report gives the
-    reason, as cuda.bindings return no CUgraphExecUpdateResultInfo with an error.
+    """Replaces the commands of an executable graph by those of a graph of the same shape. If the graph does not fit,
+    nothing changes, and the result is CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE. The report gives the reason, as
+    cuda.bindings return no CUgraphExecUpdateResultInfo with an error.
     """
     executable, graph = exec_of(proc, hGraphExec), graph_of(proc, hGraph)
     check(not graph.moved)

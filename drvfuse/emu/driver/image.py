@@ -23,7 +23,9 @@ _EM_CUDA = 190
 
 
 def ptx_of(proc: Process, image: bytes | None) -> str:
-    """The PTX of an image. If a fat binary has several, the PTX for the newest target that the devices can run."""
+    """The PTX of an image. If the image is a fat binary with several PTX texts: the PTX for the newest target that the
+    devices can run.
+    """
     data = present(image)
     if data[:4] == fatbin.MAGIC:
         data = _newest(proc, data)

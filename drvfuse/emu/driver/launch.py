@@ -129,11 +129,16 @@ def most_blocks(function: Function) -> int:
 
 
 def cluster_of(proc: Process, function: Function, grid: Dim, asked: Dim | None) -> Dim | None:
-    """The shape of a launch's clusters, which its attribute gives or the kernel requires. None for no clusters.
+    """The shape of a launch's clusters: `asked`, the launch's attribute, else the shape that the kernel requires. None
+    for no clusters.
 
-    CUDA_ERROR_INVALID_VALUE if the two differ or the grid is no multiple of the shape. CUDA_ERROR_INVALID_CLUSTER_SIZE
-    if a cluster has more blocks than the kernel or the device allows, or if the kernel needs clusters and the launch
-    has none. CUDA_ERROR_NOT_SUPPORTED on devices below compute capability 9.0.
+    Raises Failure with one of these results:
+
+    - CUDA_ERROR_INVALID_VALUE: the attribute and the kernel give different shapes, or the grid is no multiple of the
+      shape
+    - CUDA_ERROR_INVALID_CLUSTER_SIZE: a cluster has more blocks than the kernel or the device allows, or the kernel
+      needs clusters and the launch has none
+    - CUDA_ERROR_NOT_SUPPORTED: a cluster has several blocks, and the device's compute capability is below 9.0
     """
     required = required_cluster(function)
     shape = asked or required

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launch functions that are older than cuLaunchKernel, for which block, shared memory and parameters are set on the
-kernel, and cooperative launches on several devices.
+"""The launch functions that are older than cuLaunchKernel, and cooperative launches on several devices. For the older
+functions, separate calls set the block, the shared memory and the parameters of the kernel before the launch.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def _state(proc: Process, value: Any) -> Link:
 
 @entry(1, unsafe=True)
 def cuLinkCreate(proc: Process, numOptions: int, options: Any, optionValues: Any) -> Any:
-    """Makes a linker. Later calls for it write their failures to the error buffer of the options, which must live
+    """Makes a linker. Later calls for it write their failures to the error buffer of the options; this buffer must live
     as long as the linker. The info buffer is not written, as no assembler runs here. Other options have no effect.
     """
     proc.current()
@@ -94,8 +94,8 @@ def _add(proc: Process, state: Link, kind: Any, content: bytes, name: str) -> No
 
 @entry(2, unsafe=True)
 def cuLinkComplete(proc: Process, state: Any) -> tuple[Address, int]:
-    """Returns (address, bytes) of the image, which the linker owns. It is PTX that ends with a NUL, which is not
-    counted. CUDA_ERROR_INVALID_IMAGE if symbols are missing or defined twice; the report names them.
+    """Returns (address, bytes) of the image, which the linker owns. The image is PTX that ends with a NUL; `bytes` does
+    not count the NUL. CUDA_ERROR_INVALID_IMAGE if symbols are missing or defined twice; the report names them.
     """
     found = _state(proc, state)
     with errors_logged(found.log):

@@ -49,8 +49,8 @@ def cuLogsDumpToFile(proc: Process, iterator: int, pathToFile: bytes, flags: int
 
 @entry(2)
 def cuLogsDumpToMemory(proc: Process, iterator: int, buffer: Address, size: int, flags: int) -> tuple[Any, int]:
-    """Writes as many of the last lines as the buffer can hold, followed by a NUL. INVALID_VALUE if not even one line
-    fits.
+    """Writes the last lines of the log, as many as the buffer can hold, and a NUL. CUDA_ERROR_INVALID_VALUE if not even
+    one line fits.
     """
     check(flags == 0)
     lines, room, kept = _lines(proc, iterator), min(size, buffer.keep.nbytes) - 1, b""

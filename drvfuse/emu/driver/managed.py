@@ -188,8 +188,8 @@ def cuMemRangeGetAttributes(
 
 @entry()
 def cuStreamAttachMemAsync(proc: Process, hStream: Any, dptr: Any, length: int, flags: int) -> None:
-    """Keeps the attachment, which restricts nothing: the host may always access managed memory. `length` is 0 or the
-    size of the allocation.
+    """Keeps the attachment, which has no effect here: the host may always access managed memory. `length` is 0
+    or the size of the allocation.
 
     CU_MEM_ATTACH_SINGLE needs a stream other than a default stream. Not allowed in a capture.
     """

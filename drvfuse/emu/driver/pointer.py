@@ -68,8 +68,8 @@ def cuPointerGetAttribute(proc: Process, attribute: Any, ptr: Any) -> Any:
 
 @entry()
 def cuPointerSetAttribute(proc: Process, value: Any, attribute: Any, ptr: Any) -> None:
-    """Sets an attribute, which can only be CU_POINTER_ATTRIBUTE_SYNC_MEMOPS. It is only kept for queries, as copies to
-    and from pageable memory, and copies without a stream, are synchronous in any case.
+    """Sets an attribute, which can only be CU_POINTER_ATTRIBUTE_SYNC_MEMOPS. The attribute is only kept for queries, as
+    copies to and from pageable memory, and copies without a stream, are synchronous in any case.
     """
     check(attribute == _P.CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
     present(proc.memory.find(ptr)).synchronous = bool(value)

@@ -134,8 +134,8 @@ def cuStreamGetDevice(proc: Process, hStream: Any) -> Any:
 
 @entry()
 def cuLaunchHostFunc(proc: Process, hStream: Any, fn: Any, userData: Any) -> None:
-    """Queues a host function. It is run by a host thread whose driver call makes queued work proceed, such as
-    cuStreamSynchronize. It may not call the driver.
+    """Queues a host function. A host thread runs the function while it is in a driver call that makes queued work
+    proceed, such as cuStreamSynchronize. The function may not call the driver.
     """
     stream = proc.stream(hStream)
     check(fn)
@@ -144,8 +144,8 @@ def cuLaunchHostFunc(proc: Process, hStream: Any, fn: Any, userData: Any) -> Non
 
 @entry()
 def cuStreamAddCallback(proc: Process, hStream: Any, callback: Any, userData: Any, flags: int) -> None:
-    """Queues a host function, as cuLaunchHostFunc does. It gets the stream and the CUresult of the context, and runs
-    even after a fault. Not allowed in a capture.
+    """Queues a host function, as cuLaunchHostFunc does. The function gets the stream and the CUresult of the context as
+    arguments, and runs even after a fault. Not allowed in a capture.
     """
     stream = proc.stream(hStream)
     check(callback and flags == 0)

@@ -99,8 +99,8 @@ def cuStreamWriteValue64(proc: Process, stream: Any, addr: Any, value: int, flag
 @entry()
 def cuStreamWaitValue32(proc: Process, stream: Any, addr: Any, value: int, flags: int) -> None:
     """Holds later work of the stream back until the word satisfies the condition. If nothing can write the word any
-    more, calls that wait for the stream return CUDA_ERROR_LAUNCH_TIMEOUT with a report of kind "deadlock", where CUDA
-    hangs.
+    more, calls that wait for the stream return CUDA_ERROR_LAUNCH_TIMEOUT with a report of kind "deadlock". With CUDA
+    such calls never return.
     """
     queue = proc.stream(stream)
     wait = _wait(proc, queue.context, addr, value, 4, flags)

@@ -117,8 +117,8 @@ def cuMemUnmap(proc: Process, ptr: Any, size: int) -> None:
 
 @entry(unsafe=True)
 def cuMemSetAccess(proc: Process, ptr: Any, size: int, desc: Any, count: int) -> None:
-    """Sets access rights. Only devices that were added to a multicast object can have access to it; for others the
-    result is CUDA_ERROR_ILLEGAL_STATE.
+    """Sets access rights. Only devices that were added to a multicast object can have access to its addresses; for
+    other devices the result is CUDA_ERROR_ILLEGAL_STATE.
     """
     mapped = _mapped(proc, ptr, size)
     check(sum(a.nbytes for a in mapped) == size)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Allocation:
     """A live range of addresses. `device` is None for host memory, managed memory and multicast addresses.
 
-    Exactly one of context, pool, handle and graph is set, and decides who may access it (`machine/memory.py`). `handle`
-    is the handle that cuMemMap was given. An allocation of a graph has memory only after its allocation node has
-    run, until a call or a free node has freed it.
+    Exactly one of context, pool, handle and graph is set, and decides which devices may access the memory
+    (`machine/memory.py`). For mapped memory, `handle` is the handle that cuMemMap was given. The addresses of a graph's
+    allocation have memory only from the run of the allocation node until a call or a free node has freed the memory.
     """
 
     base: int

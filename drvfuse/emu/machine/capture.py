@@ -65,8 +65,8 @@ class Capture:
             stream.capture_tail.setdefault(node, edge)
 
     def record(self, stream: Stream, command: Command) -> Node:
-        """Add a node for a command, after the nodes for which the stream has to wait. A kernel gets the stream's
-        priority.
+        """Add a node for a command, after the nodes for which the stream has to wait. The node of a kernel gets the
+        priority of the stream.
         """
         if isinstance(command, Launch) and command.priority is None and stream.priority:
             command = replace(command, priority=stream.priority)

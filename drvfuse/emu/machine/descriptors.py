@@ -17,12 +17,13 @@ Identity = tuple[int, int]  # device and inode
 
 
 class Descriptors:
-    """The exported objects. Each is kept alive while a copy of its descriptor is open in some process, or in transit.
+    """The exported objects. Each object is kept alive while a copy of its descriptor is open in some process, or in
+    transit.
 
     For each export there is a pipe. The descriptor is the writing end of the pipe; the reading end stays here. Both
     ends have the same device and inode, by which `find` recognises a copy that another process has sent. When the last
-    copy of the writing end is closed, the reading end reports a hang-up. `sweep` checks for hang-ups, so an object is
-    released at the next `sweep`.
+    copy of the writing end is closed, the reading end reports a hang-up. `sweep` checks for hang-ups, and releases the
+    objects whose last copy was closed.
     """
 
     def __init__(self, mappables: Mappables) -> None:

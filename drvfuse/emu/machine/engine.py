@@ -36,8 +36,8 @@ _RESUMES = 20_000  # the number of resumes of threads after which a `run` ends, 
 
 
 class Engine:
-    """Runs the launches of one machine. With seed 0, blocks run in order; other seeds rotate that order, and hold
-    launches and warps back.
+    """Runs the launches of one machine. With seed 0, blocks run in order; other seeds rotate that order, and let some
+    launches and warps run later than they could.
 
     `loop_limit`: the most accesses, or iterations of loops without accesses, that a thread may make between two
     suspends. `delay_stores`: stores reach other blocks late (native/delay.cuh). `idle`: whether the last `run` ended
@@ -103,8 +103,8 @@ class Engine:
 
     @property
     def undecided(self) -> int:
-        """After an `advance_clock` that returned False: 0 if the threads are proved to wait for ever, else the number
-        of polls after which the check was stopped.
+        """Of the last `advance_clock`, which has returned False: 0 if it has proved that the threads wait for ever,
+        else the number of polls after which it stopped the check without a proof.
         """
         return int(self._state.loop_limit) if self._state.undecided else 0
 
@@ -144,9 +144,12 @@ class Engine:
         return known
 
     def run(self, launches: Sequence[EngineLaunch], budget_ms: float = 50) -> None:
-        """Run these launches together until one ends, faults or has triggered in all its blocks, until no thread can
-        continue (`idle`), or until the time, or the number of resumes of threads, is used up. Launches that have ended
-        are skipped.
+        """Run those of the launches together that have not ended. Returns at the first of these events:
+
+        - a launch ends, faults, or has triggered in all of its blocks
+        - no thread can continue (then `idle` is set)
+        - `budget_ms` milliseconds have passed; after a call of `count_resumes`: a number of resumes of threads is
+          reached
         """
         live = [launch for launch in launches if launch.running]
         self._last = live
@@ -185,8 +188,9 @@ class Engine:
         *arguments: int,
         then: tuple[int, ...] | None = None,
     ) -> int:
-        """Call a native function on launches until its result is not MORE, and return the result. From the second call
-        on, its arguments are `then`, if that is given.
+        """Call a native function on launches until its result is not MORE, and return that result. `arguments` are the
+        further arguments of the function. If `then` is given, the second and later calls get `then` in place of
+        `arguments`.
         """
         array = (ctypes.c_void_p * len(launches))(*(launch.address for launch in launches))
         state, found, again = ctypes.addressof(self._state), int(RunEnd.MORE), False

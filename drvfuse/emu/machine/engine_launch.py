@@ -35,9 +35,10 @@ class EngineLaunch:
     once.
 
     `params` is the packed parameter buffer. The caller has checked grid, block and shared memory against the device.
-    `access` is the access table of the process that launches it (None: the window's first table), and `process` the
-    name of that process if the machine has several. `heap` is the heap of its context; without one, malloc returns
-    null. `gdc_open` decides whether griddepcontrol.wait passes; it is True unless the machine clears it.
+    `access` is the table of access words of the process that launches it (None: the window's first table), and
+    `process` the name of that process if the machine has several. `heap` is the heap of the context; without a heap,
+    malloc returns null. While `gdc_open` is False, griddepcontrol.wait waits; the machine keeps it False until the
+    primary of the launch has ended.
     """
 
     def __init__(

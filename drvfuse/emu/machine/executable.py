@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Executable graphs: snapshots of graphs, which can be launched any number of times.
 
-When a graph is instantiated, a `Plan` is made of it. The plan has one step for each node, with the command of the node,
-in an order in which each step comes after its dependencies. Each step refers to its node, because the calls that change
-a step name it by the node; nothing else of the graph is used later. A child graph becomes a plan inside of its step.
+When a graph is instantiated, a `Plan` is made of it: the list of the steps of the executable graph. (The plans of ops
+are something else.) The list has one step for each node, with the command of the node, and each step comes after the
+steps for which it waits. A step refers to its node, because calls that change a step give the node of the step; nothing
+else of the graph is used later. The step of a child graph node has a `Plan` of the child graph.
 
-A launch queues one operation for each step. Two launches of one executable never overlap, so each is ordered after the
-previous one, as well as after the work of its stream. Changing a step replaces its command, and an operation keeps the
-command with which it was queued; so launches that are queued already do not change.
+A launch queues one operation for each step. Two launches of one executable never overlap: each is ordered after the
+previous one, and also after the earlier work of its stream. Changing a step replaces its command, but a queued
+operation keeps the command with which it was queued. So launches that are queued already do not change.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ AUTO_FREE, UPLOAD, DEVICE_LAUNCH, NODE_PRIORITY = 1, 2, 4, 8
 
 @dataclass(eq=False)
 class Step:
-    """The part of an executable for one node. `after` are the steps that come before it; `inner` is the plan of a child
-    graph. A step that is not `enabled` does nothing, but keeps its place in the order.
+    """One node of a graph in the executable graph. `after` are the steps for which this step waits. If the node is a
+    child graph node, `inner` has the steps of the child graph, else it is None. A step that is not `enabled` does
+    nothing, but the steps after it still wait for the steps before it.
     """
 
     node: Node
@@ -48,8 +50,8 @@ class Step:
 
 
 class Plan:
-    """The steps of an executable graph, or of a child graph in it. The constructor raises Cycle if edges form a
-    cycle.
+    """The steps of an executable graph, or of a child graph in it. The constructor raises Cycle if the edges of the
+    graph form a cycle.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -74,7 +76,7 @@ class Plan:
                 yield from step.inner.everything()
 
     def all_objects(self) -> Counter[UserObject]:
-        """The references to user objects that the plan holds, including those of its child graphs."""
+        """The references to user objects that these steps hold, including those of child graphs."""
         inner = (step.inner.all_objects() for step in self.steps.values() if step.inner is not None)
         return sum(inner, Counter(self.user_objects))
 
@@ -117,8 +119,8 @@ class GraphExec(Object):
         self.frees = {c.allocation.graph: None for c in commands if isinstance(c, Free) and c.allocation.graph}
 
     def take_objects(self, graphs: Mapping[Plan, Graph]) -> None:
-        """For each (plan, graph): make the plan hold references to the user objects of the graph, in place of the
-        references that it has held.
+        """For each `Plan` and its graph in `graphs`: make the `Plan` hold references to the user objects of that graph,
+        and release the references that it held before.
         """
         former: Counter[UserObject] = Counter()
         for plan, graph in graphs.items():

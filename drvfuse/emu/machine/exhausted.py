@@ -20,8 +20,8 @@ _LARGEST = 3  # the number of allocations that a report names
 
 
 def failure(machine: Machine, device: Device | None, nbytes: int, why: str) -> Failure:
-    """The failure of an allocation of `nbytes` on a device or, if `device` is None, in pinned memory. `why` says how
-    much memory is left.
+    """The Failure to raise when `nbytes` of a device's memory or, if `device` is None, of pinned memory cannot be
+    allocated. `why` says how much memory is left.
     """
     where = "pinned host memory" if device is None else f"device {device.index}"
     text = f"{counted(nbytes, 'byte')} of {where} {'was' if nbytes == 1 else 'were'} requested; {why}"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host memory of a client: a process of the operating system other than the one that has the machine.
 
-A driver call carries the contents of the host memory that it uses. But a graph copies host memory when it runs, and
-only then are the contents requested from the client. Commands of graphs name such memory by its address in the
-client plus `FOREIGN`. Neither process has memory at the resulting address.
+A driver call of a client carries the contents of the host memory that the call uses. But a graph copies host memory
+when the graph runs, and only then are the contents requested from the client. In the commands of a graph, the address
+of a client's host memory is its address in the client plus `FOREIGN`. No memory of either process lies at such a sum.
 """
 
 from __future__ import annotations

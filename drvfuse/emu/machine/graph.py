@@ -4,8 +4,9 @@
 A graph keeps its nodes in the order in which they were added, and stores each edge at both of its nodes. An edge makes
 one node wait for another. Only edges order nodes, and an edge may lead to a node that was added earlier. Edges can be
 added and removed at any time, so a cycle is no error while a graph is built; instantiation finds it (`order`), as the
-driver's documentation says. Of the nodes whose dependencies are placed, `order` takes the one that was added first. So
-a graph that was captured, or built from its roots on, runs in the order of addition.
+driver's documentation says. `order` takes one node after another: of the nodes whose dependencies it has taken, the one
+that was added first. So a graph that was captured, or in which every node was added after its dependencies, runs in the
+order of addition.
 
 A graph itself never runs. `executable.GraphExec` copies its commands and edges, and later changes of the graph do not
 affect the copy.
@@ -77,9 +78,9 @@ class Node(Object):
     """A node of a graph. `number` counts the nodes in the order of addition.
 
     command     its command; None for an empty node and for a child graph
-    child       the child graph, which belongs to the node
-    origin      for a node of a cloned graph: the node that it copies
-    given       for memory operations: the CUstreamBatchMemOpParams of the call, as bytes
+    child       for a child graph node: the child graph, which belongs to this node
+    origin      for a node of a cloned graph: the node of which it is a copy
+    given       for a node of batch memory operations: the CUstreamBatchMemOpParams of the call, as bytes
     lent        memory to which a driver call has returned pointers; the node keeps the memory alive
     """
 
@@ -107,8 +108,8 @@ class Node(Object):
 
 @dataclass(eq=False)
 class Graph(Object):
-    """A graph. `parent` is the child graph node to which it belongs; with `moved`, that node was given the graph itself
-    and not a copy. `user_objects` counts the references that the graph holds.
+    """A graph. For a child graph, `parent` is the node to which it belongs, else None. With `moved`, that node was
+    given the graph itself and not a copy. `user_objects` counts the references to user objects that the graph holds.
     """
 
     parent: Node | None = None

@@ -3,14 +3,15 @@
 
 Address, use and device memory have different lifetimes:
 
-- The address is assigned when the allocation node is created. It is kept while the graph or an executable of it exists,
-  or while the memory is allocated. Queued work that uses the address uses this memory.
+- The address is assigned when the allocation node is created. No other memory gets the address while the graph or an
+  executable of it exists, while the memory is live, or while queued work may use the memory.
 - The memory is `live` from the call that launches its graph to the call that frees the memory or launches a free node
-  for it. Driver calls accept the address while the memory is live. Kernels and copies can access it once the allocation
-  node has run, until the free has run. An earlier or later access is reported as a use after free.
-- The memory is `backed` from the first launch or upload of an executable until that executable is destroyed. While the
-  memory is backed, it takes device memory. Afterwards its bytes stay reserved for graphs of the device until they are
-  trimmed. Two graphs never share memory here.
+  for it. Driver calls accept the address while the memory is live. Kernels and copies can access the memory from the
+  run of the allocation node until the free has run. An earlier or later access is reported as a use after free.
+- The memory is `backed` from the first launch or upload of an executable until that executable is destroyed, or until
+  the device is trimmed while the memory is not in use. While the memory is backed, it takes device memory. Afterwards
+  its bytes stay reserved for graphs of the device until the device is trimmed (cuDeviceGraphMemTrim). Each allocation
+  has its own device memory, which no two graphs share.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class GraphMemory:
-    """The memory of one allocation node of the graph `owner`. `access` maps each device, except the one with the
-    memory, to its CUmemAccess_flags. `freed_in` are the graphs with a free node for it; `last` is the last operation
-    that may use it; `abandoned`: its graph was destroyed.
+    """The memory of one allocation node of the graph `owner`. `access` has the CUmemAccess_flags of each device, except
+    the device on which the memory lies. `freed_in` are the graphs with a free node for the memory. `last` is the last
+    operation that may use the memory. `abandoned`: whether `owner` was destroyed.
     """
 
     owner: Graph
@@ -66,8 +67,8 @@ class GraphMemory:
 
 @dataclass
 class Reserve:
-    """The bytes of a device that the graphs of a process take: `used` now, and `reserved` in all. A name with `_high`
-    is for the highest value so far.
+    """The bytes of a device that the graphs of a process take: `used` now, and `reserved` in all. `used_high` and
+    `reserved_high` are their highest values so far.
     """
 
     used: int = 0

@@ -6,8 +6,9 @@ that is moved from one list to another. A driver call therefore holds SIGINT bac
 points that the call allows (`taken`, `check`), else at the end of the call. Handlers of other signals, and other
 threads, are not affected.
 
-If another process makes the calls, its Ctrl-C arrives as a message: there, `held(watcher)` calls `watcher` when SIGINT
-comes, and here `interrupt(thread)` makes it take effect in the thread that executes the call.
+A driver call may come from a client, which is another process. In the client, `held(watcher)` calls `watcher` when
+SIGINT comes; the watcher sends a message. In the process of the machine, `interrupt(thread)` then makes the interrupt
+take effect in the thread that executes the call.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class held:
     """Context manager that holds SIGINT back until the end of the `with` statement; if `with` statements are nested,
     until the end of the outermost one.
 
-    If there is a `watcher`, it is called when SIGINT comes, and only the first SIGINT is held back.
+    If there is a `watcher`, each SIGINT calls it. Only the first SIGINT is then held back: if a second one comes before
+    the first has taken effect, the second takes effect at once.
     """
 
     __slots__ = ("_mine", "_watcher")
@@ -102,9 +104,9 @@ def taken() -> Iterator[None]:
 
 @contextlib.contextmanager
 def native() -> Iterator[None]:
-    """Context manager for a call of native code. The native code may call Python code in which a handler must not raise
-    an exception, so SIGINT takes effect only after the body of the `with` statement. Native code that checks `pending`
-    ends early.
+    """Context manager for a call of native code. SIGINT takes effect only after the body of the `with` statement,
+    because the native code may call Python code in which a signal handler must not raise an exception. Native code that
+    checks `pending` can end early.
     """
     global _native
     if threading.current_thread() is not threading.main_thread():

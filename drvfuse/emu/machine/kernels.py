@@ -62,7 +62,8 @@ class Kernels:
     def make_room(self) -> list[Op]:
         """Let more blocks of running kernels become resident. Called when blocks may have ended.
 
-        Empties `crowded` and returns its kernels, which the caller places again.
+        Also empties `crowded`, the list of the kernels for which there was no room, and returns these kernels. The
+        caller calls `place` for each of them again.
         """
         for op in self.running:
             command = op.command

@@ -268,9 +268,10 @@ class Machine:
         return self.own.inject(function, code, device=device, after=after, times=times)
 
     def held(self) -> dict[str, int]:
-        """The numbers of live allocations: `device_bytes`, `allocations` (by cuMemAlloc, pools, pinned and registered
-        memory, and variables of modules), `physical` allocations by cuMemCreate, `multicast` objects, their `binds`,
-        `mappings` and `reservations`. Memory that was released, but is still mapped or bound, is counted too.
+        """What is allocated now: the bytes of device memory in use (`device_bytes`), and the numbers of `allocations`
+        (by cuMemAlloc, pools, pinned and registered memory, and variables of modules), of `physical` allocations by
+        cuMemCreate, of `multicast` objects and their `binds`, of `mappings` and of `reservations`. A physical
+        allocation that was released, but is still mapped or bound, is counted too.
         """
         return self.own.held()
 
@@ -353,7 +354,8 @@ _default_lock = threading.Lock()
 
 
 def default_machine(*, served: bool = False) -> Machine:
-    """The process-wide machine behind `driver="emu"`, `drvfuse.emu.driver` and `drvfuse emu run`, made on first use.
+    """The process-wide machine, which `driver="emu"`, `drvfuse.emu.driver` and `drvfuse emu run` use. Made on first
+    use.
 
     If the setting `emu_machine` names an address, it is the machine that another process serves there. Otherwise it is
     a machine of this process with the settings `emu_devices`, `emu_arch`, `emu_seed`, `emu_race` and `emu_delay_stores`

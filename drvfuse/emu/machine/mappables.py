@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Mappables:
-    """The memory of cuMemCreate and the multicast objects of a machine. Each lives as long as it has holders: handles
-    with references, mappings and descriptors. The holders of memory include binds to multicast objects. The binds of a
-    multicast object end when it is destroyed.
+    """The memory of cuMemCreate and the multicast objects of a machine. Each of them lives as long as something holds
+    it: a handle with references, a mapping, an open descriptor or, for memory, a bind to a multicast object. When a
+    multicast object is destroyed, its binds end.
     """
 
     def __init__(self, machine: Machine) -> None:

@@ -6,7 +6,7 @@ cuMemAlloc, module variables   the memory's device, and the devices whose contex
 pinned and managed memory      every device
 pools                          the memory's device, and the devices in the pool's access list
 allocation nodes of graphs     the memory's device, and the devices in the node's access list
-cuMemMap                       only devices that were given access at that address (the memory's device needs it too);
+cuMemMap                       only devices that were given access at that address (the memory's own device too);
                                the addresses of a multicast object have no device and no memory of their own
 """
 
@@ -124,16 +124,17 @@ class ProcessMemory:
         device.used += nbytes
 
     def full(self, device: Device | None, nbytes: int, why: str) -> Failure:
-        """The failure of an allocation of device memory or, if `device` is None, of pinned memory. `why` ends the
-        first sentence of its report.
+        """The Failure to raise when device memory or, if `device` is None, pinned memory cannot be allocated. `why`
+        ends the first sentence of its report.
         """
         return exhausted.failure(self._process.machine, device, nbytes, why)
 
     def require(self, what: str, address: int, nbytes: int, user: Context, *, direct: bool = False) -> None:
-        """Raise Failure unless the whole range is live memory in the window and the device of `user` may access it.
+        """Raise Failure unless the whole range is live memory in the window and the device of the context `user` may
+        access it.
 
-        For memory of cuMemAlloc, access is needed only with `direct`; without it, the driver copies through the host.
-        `what` begins the report's sentence.
+        For memory of cuMemAlloc, the device needs access only with `direct`; without `direct`, the driver copies
+        through the host. `what` begins the sentence of the Failure's report.
         """
         what = f"{what} {counted(nbytes, 'byte')} at 0x{address:x}"
         missing = self.uncovered(address, nbytes)
@@ -246,8 +247,9 @@ class ProcessMemory:
         return allocation
 
     def register(self, context: Context, address: int, nbytes: int, flags: int, file: FilePart | None) -> None:
-        """Register host memory (cuMemHostRegister). If its `file` is given, devices can access it, by other addresses.
-        The descriptor of the file passes to this object.
+        """Register host memory (cuMemHostRegister). If `file`, the part of a file that the memory maps, is given,
+        devices can access the memory, at other addresses than the host. This object takes over the descriptor of the
+        file.
         """
         memory = Allocation(address, nbytes, None, context=context, host_flags=flags, registered=True)
         if file is not None:

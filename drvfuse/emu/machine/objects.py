@@ -132,8 +132,8 @@ class Stream(Object):
 
 @dataclass(eq=False)
 class Mark:
-    """The last record of an event: `op` is a marker in a stream. Several processes may share the Mark; `home` is the
-    process that exports the event.
+    """The last record of an event: `op` is a marker in a stream. If the event is exported, several processes share the
+    Mark, and `home` is the process that has exported it.
     """
 
     op: Op | None = None
@@ -237,7 +237,8 @@ class Function(Object):
 
 @dataclass(eq=False)
 class Mappable:
-    """An object that cuMemMap can map, or a pool that is shared like one.
+    """An object that cuMemMap can map (memory of cuMemCreate or a multicast object), or a pool. All of them can be
+    exported.
 
     handle_types  the CUmemAllocationHandleType bits with which it may be exported
     holders       the number of its handles, mappings, binds and open file descriptors, which `Mappables` counts

@@ -40,8 +40,8 @@ class Diverged(DrvfuseError):
 
 
 class Order(Protocol):
-    """What records the order of events of a run, or makes a run repeat a recorded order. A machine's lock calls it. The
-    calling thread holds the lock.
+    """The methods by which a machine's lock records the order of events of a run (`Recorder`), or makes a run repeat a
+    recorded order (`Replayer`). The thread that calls a method holds the lock.
     """
 
     def called(self, process: Process, what: str) -> None:

@@ -3,14 +3,14 @@
 make work proceed.
 
 On a machine with one process, the other threads are those of this operating-system process. They get `GRACE_S` seconds
-to queue work or, if a kernel polls host memory, the setting `emu_host_wait`. Then virtual time is advanced. If that
-changes nothing either, the state is a deadlock.
+to queue work. If a kernel polls host memory, they get at least as many seconds as the setting `emu_host_wait` says.
+Then virtual time is advanced. If that changes nothing either, the state is a deadlock.
 
-With several processes, a live process is called outside while none of its threads is in a call that cannot return yet;
-it may queue work, or write memory that a kernel polls, at any moment. While a process is outside, virtual time advances
-no faster than wall-clock time (`WallTime`), and no state is a deadlock. When all processes are inside, the rules are
-those for one process, and the other threads are those that have called the driver of a live process before. The
-machine's own process counts while it has a context.
+With several processes, a live process is called outside while none of its threads is in a call that cannot return yet.
+A process that is outside may queue work, or write memory that a kernel polls, at any moment. While a process is
+outside, virtual time advances no faster than wall-clock time (`WallTime`), and no state is a deadlock. When all
+processes are inside, the rules are those for one process, and the other threads are those that have called the driver
+of a live process before. The machine's own process counts as live only while it has a context.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ O = TypeVar("O", bound=Object)
 
 
 class Process:
-    """A process of `machine`, made by `machine.process(name)`. `number` counts the processes; 0 is the machine's own
-    one.
+    """A process of `machine`, made by `machine.process(name)`. `number` counts the processes; the machine's own process
+    has number 0.
 
     `driver` is its driver API. A process may be given wherever drvfuse takes a driver: `df.device(0, driver=process)`.
     Its threads are the threads that call its driver; one thread may call the drivers of several processes. `close()`,
@@ -49,8 +49,8 @@ class Process:
 
     Three attributes are functions that reach host memory and host functions: `file_behind(address, nbytes)` is
     `host_files.behind`, `make_shared(address, nbytes)` is `host_files.make_shared`, and `call_host(function,
-    *arguments)` calls a host function, without the machine's lock. By default they act on this process of the operating
-    system; for a client in another one, they are replaced.
+    *arguments)` calls a host function, without the machine's lock. By default these functions act on this process of
+    the operating system. For a client, they are replaced by functions that act on the client's process.
     """
 
     def __init__(self, machine: Machine, number: int, name: str, table: AccessTable) -> None:
@@ -302,7 +302,7 @@ class Process:
 
     def stream(self, value: Any) -> Stream:
         """The stream that a CUstream argument means: 0 and 1 are the current context's legacy stream, 2 is the calling
-        thread's own stream.
+        thread's own stream, and any other value is a stream's handle.
         """
         handle = 0 if value is None else int(value)
         if handle in (0, 1):

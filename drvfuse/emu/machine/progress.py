@@ -341,8 +341,8 @@ class Progress:
         self._give_up("interrupted", "Ctrl-C ended what ran", process)
 
     def _give_up(self, kind: str, headline: str, process: Process | None = None) -> None:
-        """End the running kernels and the waits for values of a process, or of all processes if `process` is None. The
-        report says where each kernel and each wait was.
+        """End the running kernels, and the operations that wait for a value in memory, of a process or, if `process` is
+        None, of all processes. Makes a report of kind `kind`, which says where each kernel and each wait was.
         """
         contexts = {op.command.context for op in (*self._kernels.running, *self._awaiting)}
         if process is not None:

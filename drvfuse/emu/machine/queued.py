@@ -25,9 +25,9 @@ _WRONG = {
 
 
 def touched(command: Command) -> list[tuple[int, ...]]:
-    """For each access of a command, the numbers of the allocations that it touches.
+    """For each access of a command, the numbers of the allocations that the access touches.
 
-    A second call returns the same numbers only if none of this memory was freed or allocated between the calls.
+    A second call returns the same numbers only if no memory of these accesses was freed or allocated between the calls.
     """
     memory = command.context.process.memory
     return [tuple(a.number for a in memory.within(at.address, at.nbytes)) for at in command.accesses()]

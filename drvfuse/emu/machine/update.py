@@ -2,10 +2,10 @@
 """Updates of executable graphs by graphs of the same shape.
 
 The nodes of the graph are paired with the steps of the executable graph as the driver's documentation says. First, the
-nodes for which no other node waits are paired, in the order in which they were added. Then, for each pair, the nodes
-for which the node waits are paired with the steps for which the step waits, in the order in which the edges were made.
-The steps take the commands of their nodes only if all nodes are paired and each pair allows it, so an update that fails
-changes nothing.
+nodes for which no other node waits are paired with the steps for which no other step waits, both in the order in which
+the nodes were added. Then, for each pair, the nodes for which the node waits are paired with the steps for which the
+step waits, in the order in which the edges were made. The steps take the commands of their nodes only if every node has
+a step that can take its command. So an update that fails changes nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ ATTRIBUTES = _RESULT.CU_GRAPH_EXEC_UPDATE_ERROR_ATTRIBUTES_CHANGED
 
 class Unfit(Exception):
     """An executable graph cannot be updated. `result` is the CUgraphExecUpdateResult, and `why` is the reason in words.
-    `node` is the node of the graph that the reason concerns. If it concerns an edge, `before` is the node at its start.
+    `node` is the node of the graph that the reason concerns. If the reason concerns an edge, the edge leads from the
+    node `before` to `node`.
     """
 
     def __init__(self, result: Any, why: str, node: Node | None = None, before: Node | None = None) -> None:
@@ -42,7 +43,7 @@ class Unfit(Exception):
 
 
 def update(executable: GraphExec, plan: Plan, graph: Graph) -> None:
-    """Replace the commands in a plan of an executable graph by those of `graph`. Raises Unfit if that is not
+    """Replace the commands of the steps `plan` of an executable graph by those of `graph`. Raises Unfit if that is not
     possible.
     """
     pairs = list(_pairs(plan, graph))

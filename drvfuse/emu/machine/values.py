@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that a stream writes to memory, and values in memory for which a stream waits.
 
-Memory ordering in the race detector (`native/race_values.cuh`). A write is a strong store of one word at system scope,
-with release semantics: all that precedes it in its stream happens before what acquires it. With NO_MEMORY_BARRIER a
-write is relaxed, and orders nothing. A wait is a strong load at system scope, with acquire semantics. The detector
-checks a wait once, when the wait finds its value. What follows the wait in its stream then happens after the release
-whose value the wait has read: a write of another stream, or a release of a kernel at system scope. So accesses to a
-word by such writes and waits alone are no race. A plain store to the word by a concurrent kernel is a race, just
-as if a kernel polled the word. The scheduler of operations does not use this order: only the wait itself holds work
-back.
+They order accesses in the race detector (`native/race_values.cuh`):
+
+- A write is a strong store of one word at system scope, with release semantics: all that precedes the write in its
+  stream happens before what acquires the value. With NO_MEMORY_BARRIER a write is relaxed, and orders nothing.
+- A wait is a strong load at system scope, with acquire semantics. The detector checks a wait once, when the wait finds
+  its value. What follows the wait in its stream happens after the release whose value the wait has read: a write of
+  another stream, or a release of a kernel at system scope.
+
+So accesses to a word by such writes and waits alone are no race. A plain store to the word by a concurrent kernel is a
+race, just as if a kernel polled the word.
+
+The machine does not use this order to start operations: only a wait itself holds the later work of its stream back.
 """
 
 from __future__ import annotations

@@ -17,13 +17,13 @@ _SHARE = 4
 
 class WallTime:
     """Advances virtual time with wall-clock time while no work can proceed. `pass_time(ns, resumes)` advances it by the
-    nanoseconds since the previous call, and resumes threads at most about `resumes` times. It returns whether that made
-    progress.
+    nanoseconds since the previous call, and resumes threads at most about `resumes` times. It returns whether work can
+    proceed now.
 
     If other threads have waited for the lock within the last half second, `pass_time` is called rarely, so that they
-    have the lock most of the time. `ns` is at most half a second, so that longer work of other threads, such as the
-    translation of a module, does not count. In a repeated run, `ns` and `resumes` follow the recorded choices
-    (`MachineLock.choose`).
+    have the lock most of the time. `ns` is at most half a second, so that virtual time does not follow longer work of
+    other threads, such as the translation of a module. In a repeated run, `ns` and `resumes` follow the recorded
+    choices (`MachineLock.choose`).
     """
 
     def __init__(self, lock: MachineLock, pass_time: Callable[[int, int], bool]) -> None:

@@ -212,7 +212,9 @@ class Allocate(Command):
 
 @dataclass(frozen=True, eq=False)
 class Free(Command):
-    """A free. Memory of a pool returns to the pool. Accesses to memory of a graph fault until it is allocated again."""
+    """Frees an allocation. Memory of a pool returns to the pool. Accesses to memory of a graph fault until its
+    allocation node runs again.
+    """
 
     allocation: Allocation
 
