@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Foreign memory that queued work still uses.
 
-A library that names no stream for its memory cannot order the reuse of that memory after drvfuse's work. It may
+A library that does not tell the stream of its memory cannot order the reuse of that memory after drvfuse's work. It may
 reuse the memory as soon as no object refers to it. So the library's objects are kept until an event after the work is
 complete.
 """

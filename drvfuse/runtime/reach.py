@@ -48,7 +48,7 @@ def copyable_by(ptr: int, nbytes: int, copier: Device) -> bool:
     any device.
 
     The rules are those of `readable_by`, except that memory of cuMemAlloc needs no peer access. (cuMemcpyPeerAsync
-    needs none for any memory.)
+    needs no peer access for any memory.)
     """
     return _reached_by(ptr, nbytes, copier, lambda *_: True)
 
