@@ -20,7 +20,7 @@ DTypeLike: TypeAlias = "DType | str | np.dtype[Any] | type[Any]"
 
 @dataclass(frozen=True, eq=False)
 class DType:
-    """An element type. `dlpack` is DLPack's (type code, bits); `fp8_max` the largest finite value of an FP8 type.
+    """An element type. `dlpack` is DLPack's (type code, bits). `fp8_max` is the largest finite value of an FP8 type.
 
     The values of float8_e8m0fnu are powers of two, for scales. An element of float4_e2m1fn_x2 is a byte of two FP4
     numbers, the first in the low four bits, as in torch; numpy has no such type, and shows these bytes as uint8.

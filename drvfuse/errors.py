@@ -50,7 +50,7 @@ class DriverError(DrvfuseError):
 
 
 class MulticastError(DriverError):
-    """A call of a multicast object's set-up failed. Everything that the set-up had made on any rank is undone.
+    """A call of a multicast object's set-up failed. Everything that the set-up had made is undone on all ranks.
 
     `rank` is the rank of the group whose call failed; it is the same in the errors of all ranks, and None if no group
     made the object. The other fields are those of `DriverError`; `explanation` begins with what `code` means for
@@ -237,10 +237,10 @@ class ExchangeTimeout(ExchangeError):
 class NodeFailed(DrvfuseError):
     """A kernel of another node gave up before an exchange between nodes, so what that node sent is undefined.
 
-    `rank`, of node `node`, learned this from the exchange of the call `call`. `failed` is the other node, and None if
-    the engine has added the sums of all nodes, so that the rank cannot tell which of them failed. The ranks of the
-    failed node raise the reason, as a rule a BarrierTimeout or a CallMismatch. All results of that call and of all
-    later calls are undefined on every rank until `group.reset()`, as after a BarrierTimeout.
+    `rank`, of node `node`, learned this from the exchange of the call `call`. `failed` is the other node; it is None if
+    the engine itself has added the sums of the nodes, since the rank cannot tell then which node failed. The ranks of
+    the failed node raise the error that is the reason, in most cases a BarrierTimeout or a CallMismatch. All results of
+    that call and of all later calls are undefined on every rank until `group.reset()`.
     """
 
     def __init__(self, rank: int, node: int, failed: int | None, call: str = "") -> None:
@@ -260,7 +260,7 @@ class GridTimeout(BarrierTimeout):
     `block` waited until block `peer` had stored a word with the launch number `expected` in the workspace, and last
     read the launch number `seen`. The results of that launch, and of all later launches with the workspace until it is
     zeroed, are undefined. The next call zeroes a workspace of drvfuse; a workspace that was passed as an argument must
-    be zeroed by the caller. A `finish_counter` is zero again.
+    be zeroed by the caller. If the call has a `finish_counter`, that counter is zero again.
     """
 
     _REASONS = {
@@ -302,8 +302,8 @@ class CallMismatch(DrvfuseError):
 class GroupError(DrvfuseError):
     """A step that all ranks of a group take together failed; every rank that took part in it raises this.
 
-    `what` describes the step. `rank` is the lowest rank that failed, None if no single rank did, and `failure` is its
-    message. Ranks are those of the group that took the step.
+    `what` describes the step. `rank` is the lowest rank that failed, None if the failure is not that of one rank.
+    `failure` is the message of the failure. Ranks are those of the group that took the step.
     """
 
     def __init__(self, what: str, rank: int | None, failure: str) -> None:

@@ -2,7 +2,8 @@
 """The address at which the board of a group is served, how rank 0 listens there, and how other ranks connect to it.
 
 Unix sockets have abstract names, which vanish when a process is killed. Any process may listen at such a name or
-connect to it, so both ends ask the kernel for the user at the other end, and refuse other users.
+connect to it, so both ends ask the kernel for the user at the other end, and close the connection if it is another
+user.
 """
 
 from __future__ import annotations

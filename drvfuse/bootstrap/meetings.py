@@ -4,10 +4,10 @@
 This module has no sockets, threads or clocks.
 
 A rank that takes a step has one request on the board. A step is complete when every member of the board has a request
-there. All requests are answered together: with the values, or, if the requests are for different steps, with the
-difference. Steps are not numbered: after a rank's request was withdrawn (time-out, interruption), its next request
-meets those of the others. So ranks that failed in different places are together again as soon as all of them take one
-step, such as a reset.
+on it. All requests are answered together: with the values of all members, or, if the requests are for different steps,
+with an error that says how they differ. Steps are not numbered: after a rank's request was withdrawn (time-out,
+interruption), its next request is matched with those of the other ranks. So ranks that failed in different steps are in
+step again as soon as all of them ask for the same step, such as a reset.
 
 Rank 0 is answered last, since its process serves the board and may end after the answer.
 
@@ -72,8 +72,9 @@ class Meetings:
         return all(rank in self._seen for rank in self._boards[0].members)
 
     def connected(self, rank: int, who: str) -> str | None:
-        """Record that a rank has connected; `who` describes its process. Returns the description of the process that
-        had connected as this rank before, or None."""
+        """Record that a rank has connected; `who` describes its process. If another process has connected as this rank
+        before, returns the description of that process, otherwise None.
+        """
         before = self._seen.get(rank)
         self._seen.setdefault(rank, who)
         return before
@@ -91,7 +92,8 @@ class Meetings:
 
     def ask(self, rank: int, number: int, request: Request) -> None:
         """Record the request that `rank` makes for its next step on board `number`. Raises KeyError if the rank is no
-        member of that board, or has a request there already."""
+        member of that board, or has a request on it already.
+        """
         board = self._boards[number]
         if rank not in board.members or rank in board.requests:
             raise KeyError(rank)

@@ -180,7 +180,8 @@ def _pmi_server(variables: Mapping[str, str]) -> str | None:
     """The process that serves PMI to the ranks of this host, in words; None if it is unknown. It identifies a job of
     MPICH, which sets no variable that differs between jobs.
 
-    The process is found without any message: the kernel knows which process made the socket that each rank got.
+    The process is found without sending it a message: the kernel tells which process made the socket that the launcher
+    has passed to this rank.
     """
     copy = -1
     try:

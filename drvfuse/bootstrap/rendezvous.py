@@ -2,14 +2,15 @@
 """How the ranks of a job find the board that rank 0 serves: `meet`.
 
 Without a store all ranks compute the address: a Unix socket whose name is a hash of the user, the job, and the number
-of groups that the job has connected before. For a job on several hosts it is also TCP port `store_port` of MASTER_ADDR,
-open to holders of DRVFUSE_SECRET. Each process counts the groups of each rank, so all ranks must connect groups in the
-same order. A group that not all ranks have joined is not counted, so ranks may try again after a failure.
+of groups that the job has connected before. For a job on several hosts the board is also at TCP port `store_port` of
+MASTER_ADDR, for ranks that know DRVFUSE_SECRET. Each process counts the groups that its rank has connected, so all
+ranks must connect groups in the same order. A group that not all ranks have joined is not counted, so ranks may try
+again after a failure.
 
 With a store, rank 0 chooses an address and a secret, and writes a notice with both to the store (`stores`). The other
-ranks read the notice again and again until they reach the board of their group, since a notice may be of a group that
-has failed. When all ranks have joined, rank 0 removes the notice before any rank proceeds, so that no rank takes it for
-the notice of the next group. The store is not used after that.
+ranks read the notice again and again until they reach the board of their group, since the store may still have the
+notice of an earlier group that has failed. When all ranks have joined, rank 0 removes the notice before any rank
+proceeds, so that no rank takes it for the notice of the next group. The store is not used after that.
 """
 
 from __future__ import annotations

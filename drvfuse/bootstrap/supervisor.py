@@ -2,9 +2,9 @@
 """Supervises processes that belong together: prints their output line by line, reacts to the first failure and to
 Ctrl-C, and leaves no process behind.
 
-Every supervised process leads a process group of its own, so Ctrl-C at the terminal reaches the supervisor alone, which
-sends it once to each of these groups. When the supervisor dies, even by SIGKILL, the operating system kills the
-processes that the supervisor has started.
+Every supervised process leads a process group of its own, so Ctrl-C at the terminal interrupts the supervisor alone,
+which sends SIGINT once to each of these process groups. When the supervisor dies, even by SIGKILL, the operating system
+kills the processes that the supervisor has started.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Process:
 class Supervisor:
     """Starts processes and waits for them; a context manager, which ends all of them.
 
-    `grace` is the number of seconds in which processes must end by themselves after one has failed or after Ctrl-C;
-    then they get SIGTERM, and after that SIGKILL. `say` prints messages of the supervisor. Only the main thread can use
-    it, since it replaces signal handlers while it is open.
+    After a process has failed or after Ctrl-C, the other processes have `grace` seconds to end by themselves; then they
+    get SIGTERM, and after that SIGKILL. `say` prints messages of the supervisor. Only the main thread can use it, since
+    it replaces signal handlers while it is open.
     """
 
     def __init__(self, grace: float, say: Callable[[str], None]) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The facts that the ranks of a group send one another before they share anything, and what all ranks conclude.
+"""The facts that the ranks of a group send one another before they share anything, and the conclusions that all ranks
+draw from these facts.
 
-Every rank gathers the records of all ranks and calls `agree`, which depends on nothing else. So all ranks raise the
-same error, or none does.
+Every rank gathers the records of all ranks and calls `agree`, whose result depends on these records only. So all ranks
+raise the same error, or none does.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class Record:
     """The facts that a rank sends to all others about itself.
 
     `host` identifies its host, and `gpu` is the UUID of its device. `number` is random; rank 0's number becomes the
-    number of the group. `alone` says whether no group is open on its device. `filling` has the numbers and sizes of
-    open groups whose launches may fill all multiprocessors of its device (`comm.alone`). Only ranks with equal `domain`
-    may form a node.
+    number of the group. `alone` is true if no group is open on its device. `filling` has the numbers and sizes of open
+    groups whose launches may fill all multiprocessors of its device (`comm.alone`). Only ranks with equal `domain` may
+    form a node.
     """
 
     host: str

@@ -5,25 +5,27 @@ take another form.
 Two kinds of launches may fill a device. A launch of PDLLevel.OVERLAP_AT_BEGINNING lets the next kernel of its stream
 start while it waits for peers. That kernel occupies multiprocessors in its `griddepcontrol.wait`, and may in turn let a
 further kernel start, so a whole chain of kernels may be resident after a call that waits. No budget counts the chain,
-since the kernels may belong to any library. The chain cannot stop the call before it, whose blocks are all placed,
-but it can stop a call of another group: on one device the chain of group A may leave no room for a call of group B,
-while on another device the chain of B leaves no room for a call of A, and each call waits for the other. Likewise a
-push launch of a group that was opened without a budget fills all multiprocessors, if it has work for enough blocks.
+since the kernels may belong to any library. The chain cannot stop the call that it follows, whose blocks are all
+resident already, but it can stop a call of another group: on one device the chain of group A may leave no room for a
+call of group B, while on another device the chain of B leaves no room for a call of A. Then neither call can complete.
+Likewise a push launch of a group that was opened without a budget fills all multiprocessors, if it has work for enough
+blocks.
 
 So a launch triggers early or fills its device only while its group is the only one open on its devices. While other
-groups are open, it triggers at its end, as launches of the other levels do, and fills only the group's budget. Then,
-while a call waits, all other kernels on its device end by themselves, and the budgets hold. Opening a group waits until
-the launches of other groups that rely on being alone are complete. A new group is refused while a graph holds such a
-launch, because a graph keeps its parameters. It is also refused while a call with such launches is not yet launched on
-all ranks of the call's group, since that call could not complete.
+groups are open, it triggers at its end, like launches of the other PDL levels, and fills only the group's budget. Then
+no kernel that follows a waiting call is resident, all blocks of calls fit into the budgets, and all other kernels on
+the device end by themselves. Opening a group waits until the launches of other groups that rely on being alone are
+complete. Opening a group fails while a graph holds such a launch, because the form of a launch in a graph cannot
+change. It also fails while a call with such launches is not yet launched on all ranks of the call's group, since
+waiting for that call would not end.
 
 For a group with ranks in other processes the two kinds follow different rules. A chain of dependent kernels keeps
 others out only on its own device, so each rank triggers early while no other group is open on its own device. But a
 push launch must have one grid on all ranks, since blocks of equal index meet (cu/sync/push.cuh). So the group fills its
 devices (`wide`) only if no other group was open on any of them when it was opened, and only until another group is
-opened on one of them. If all ranks of the wide group take part in that opening, they stop together (`disturb`);
-otherwise the opening is refused, since one rank alone could not inform the others. The group does not become wide
-again, since groups are closed at different times on different ranks.
+opened on one of them. If all ranks of the wide group take part in that opening, all of them go back to the budget at
+the same time (`disturb`). Otherwise the opening fails, since the ranks that take part could not inform the others. The
+group does not become wide again, since groups are closed at different times on different ranks.
 """
 
 from __future__ import annotations
@@ -67,13 +69,13 @@ class Adapting(Protocol):
 class AloneLaunches:
     """Chooses the form of a group's launches (`Adapting`), from the opening of the group until `release()`.
 
-    `ranks` are the group's ranks in this process, and `partial` the calls that are not launched on all of them yet.
-    `identity` is given for a group with ranks in other processes.
+    `ranks` are the group's ranks in this process, and `partial` has the calls that are launched on some of these ranks
+    only. `identity` is given for a group with ranks in other processes.
     """
 
     def __init__(self, ranks: Sequence[Rank], partial: PartialCalls, identity: Identity | None = None) -> None:
-        """Counts the group as open on its devices. Other groups there are not alone any more, so this waits for their
-        launches that rely on being alone.
+        """Counts the group as open on its devices. The other groups that are open on one of these devices are not alone
+        any more, so this waits for their launches that rely on being alone.
 
         Raises ArgumentError if a graph holds such a launch, if a call with such launches is not yet launched on all of
         its ranks, or if only some ranks of a group that fills its devices (`wide`) take part in the opening;
@@ -128,7 +130,8 @@ class AloneLaunches:
 
     def captured(self, graph: Graph | None) -> None:
         """Record that `graph` holds a launch with two forms (`Adapting`). If the group is alone, the launch relies on
-        being alone. None means a graph of another library."""
+        being alone. If `graph` is None, a graph of another library holds the launch.
+        """
         if not self.alone:
             return
         if graph is None:
@@ -211,8 +214,9 @@ def is_free(device: Device) -> bool:
 
 
 def disturb(device: Device, numbers: Sequence[int]) -> None:
-    """Let the push launches of the groups numbered `numbers` fill only their budget from now on. All ranks of these
-    groups must call this function between the same two calls of their group."""
+    """Let the push launches of the groups numbered `numbers` fill only their budget from now on. All ranks of such a
+    group must call this function at the same place in the sequence of the group's calls.
+    """
     with _lock:
         for one in _open_on(device):
             if one.identity is not None and one.identity.number in numbers:

@@ -7,8 +7,9 @@ to at most the number of its multiprocessors. A pull launch has at most one bloc
 and every block of drvfuse fits on one multiprocessor. A push launch may have several blocks for each multiprocessor of
 its budget: as many blocks of its kernel as fit on one. The device may spread these blocks over more multiprocessors, so
 another group whose blocks need most of a multiprocessor may find none with enough room. Two groups still cannot starve
-each other: the smaller blocks fit next to the larger ones, whichever came first, so one of the two groups is placed on
-all its devices and ends. This argument does not cover three or more groups: then a starved call ends by its time-out.
+each other: the group with the smaller blocks finds room on all its devices, whichever group was launched first, so its
+call ends, and then the call of the other group is placed. This argument does not cover three or more groups: their
+calls may starve each other, until one of them times out.
 
 Kernels that are launched with PDL after a call are not counted. If a call triggers at its end, no such kernel is
 resident while the call waits for a peer. Calls trigger earlier only while their group is alone on its devices
@@ -39,7 +40,9 @@ class BlockBudget:
     """A budget of `blocks` multiprocessors on each of `devices`, held until `release()`. While no other group has a
     budget on these devices, launches may fill `alone` multiprocessors.
 
-    `members` are all ranks of the group, which have equal grids; `devices` are the devices of this process."""
+    `members` are all ranks of the group, whose launches have grids of the same size; `devices` are the devices of this
+    process.
+    """
 
     def __init__(self, members: Sequence[Member], devices: Sequence[Device], max_blocks: int | None) -> None:
         """Raises ArgumentError if a device has fewer than `max_blocks` multiprocessors left."""

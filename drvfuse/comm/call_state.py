@@ -40,9 +40,11 @@ class CallState:
         self._held = False
 
     def admit(self, calls: ComparedCalls | None) -> bool:
-        """Whether the group must be reset before its next call: True after an error of `check` or an abandoned call.
+        """Whether the group must be reset before its next call: True if `check` has raised an error before, or a call
+        was abandoned.
 
-        If no reset is due, raises a new error of `check`, or RankEnded if the process of a rank has ended.
+        If no reset is due, raises the error of `check` if there is a new one, or RankEnded if the process of a rank has
+        ended.
         """
         if self._stale or self._error is not None:
             return True
@@ -82,8 +84,9 @@ class CallState:
     def begin(self, positions: Sequence[int], call: Noted) -> None:
         """Record that `call` is launched next on the local ranks at `positions`. Not for captures.
 
-        Raises LaunchError if a different call was launched on other ranks only, since kernels of the two calls would
-        meet on the devices. While a call has been launched on some ranks only, no memory is freed.
+        Raises LaunchError if another call is launched on other ranks but not yet on one of these ranks, since kernels
+        of the two calls would wait for each other. While a call has been launched on some ranks only, no memory is
+        freed.
         """
         if self._partial.begin(positions, call):
             self._held = True

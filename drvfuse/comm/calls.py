@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a group detects calls that differ between its ranks: hashes of calls, and their names by hash.
 
-Kernels compare the hashes (cu/sync/calls.cuh). A report has the hashes of two calls, so every rank keeps the names of
-its calls in memory that all ranks of its host map: a `CallTable`, written by that rank alone.
+Kernels compare the hashes (cu/sync/calls.cuh). A kernel's report of two different calls has only their hashes. So every
+rank keeps the names of its calls in a `CallTable`, in memory that all ranks of its host map and that this rank alone
+writes.
 
     ENTRIES entries of ENTRY_BYTES, a ring:
     0   u64 hash, 0 in an entry that has no name
@@ -77,7 +78,7 @@ class CallTable:
 
 class ComparedCalls:
     """The names of the calls of a group whose kernels check that all ranks make the same call. `own` is the table of
-    this process; `others` are those of ranks in other processes of the host.
+    this process; `others` are the tables of ranks in other processes of the host.
 
     With `first` a separate kernel checks each call before any data moves; else the kernels of the call check while they
     wait for data or flags.

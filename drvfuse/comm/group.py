@@ -96,11 +96,11 @@ class Group(Owned, Owner):
 
         `devices` is a number of devices (0 .. n-1), or a list of device ids or of `Device` objects, rank by rank.
         `driver` is as for `drvfuse.device`; the default is the driver of the `Device` objects. `workspace_bytes` is the
-        size of the payload of a rank's workspace, and also of its slots for push algorithms, so each rank allocates
-        twice as much. Larger inputs are processed in chunks. `max_blocks` bounds the multiprocessors that a launch may
-        fill on each device; the budgets of all open groups on a device sum to at most the number of its
-        multiprocessors. The default is 64, and then push launches may fill all multiprocessors while no other group is
-        open on the devices.
+        size of the payload of a rank's workspace. The slots for push algorithms have this size too, so each rank
+        allocates about twice `workspace_bytes`. Larger inputs are processed in chunks. `max_blocks` bounds the
+        multiprocessors that a launch may fill on each device; the budgets of all open groups on a device sum to at most
+        the number of its multiprocessors. The default is 64, and then push launches may fill all multiprocessors while
+        no other group is open on the devices.
 
         `nodes` splits the ranks into that number of nodes of consecutive ranks, as if the nodes were different hosts,
         for trials and tests (docs/nodes.md). `node_order` is "fixed" or "engine", by default "fixed" for up to four
@@ -158,10 +158,10 @@ class Group(Owned, Owner):
         of `drvfuse.nodes.exchange.Exchange`; by default "nccl" if it is installed, else "mpi".
 
         Blocks until all ranks have connected and the workspaces are ready. If one rank fails, it raises its own error,
-        and the others raise a GroupError that names that rank. GroupTimeout and RankEnded name the ranks that are
-        missing; GroupMismatch is raised if the ranks differ in a value that must be equal. Other errors are
-        ArgumentError, Unsupported, DriverUnavailable, CaptureError and DriverError. Nothing stays allocated after an
-        error.
+        and the other ranks raise a GroupError with the number of the failed rank. GroupTimeout and RankEnded name the
+        ranks that are missing; GroupMismatch is raised if the ranks differ in a value that must be equal. Other errors
+        are ArgumentError, Unsupported, DriverUnavailable, CaptureError and DriverError. Nothing stays allocated after
+        an error.
 
         Later the ranks take these steps together, between calls, and each raises the same errors: `reset`, `split`,
         `symmetric`, and the first call with `use_multimem=True` that makes staging memory. Each rank calls `close` by
@@ -225,9 +225,9 @@ class Group(Owned, Owner):
         """A new group of the ranks that give the same `color`, ordered by `key` and then by their ranks in this group.
 
         `color` is an integer of at least 0; a rank that gives None joins no new group, and gets None. With several
-        local ranks `color` and `key` are lists with an entry for each (a single `key` counts for all), and the result
-        is a list. With one local rank bare values are accepted, and the result is a bare group. The other arguments are
-        by default those of this group.
+        local ranks `color` and `key` are lists with an entry for each local rank (a single `key` counts for all), and
+        the result is a list. With one local rank single values are accepted, and the result is a group or None, not a
+        list. The other arguments are by default those of this group.
 
         All ranks of this group call it; it raises the errors of `connect`. Both groups can be used afterwards, and
         either may be closed first.
@@ -302,13 +302,13 @@ class Group(Owned, Owner):
     def reset(self) -> None:
         """Make the group usable after a BarrierTimeout or a failed launch.
 
-        Waits for everything queued on the local ranks' streams (waits of kernels are bounded), then clears barrier
-        state and reports of every rank, whether or not it launched. Harmless at any other time. Raises CaptureError
-        while a rank's stream is being captured.
+        Waits for everything queued on the local ranks' streams (waits of kernels are bounded), then clears the barrier
+        state and the report of every rank. A reset without an earlier error does no harm. Raises CaptureError while a
+        rank's stream is being captured.
 
         If the group has ranks in other processes, all ranks call this, also those that have seen no error. It raises
-        the errors of `connect`, and its time limit is longer by `spin_timeout`, so that ranks that still wait in a call
-        can give up first.
+        the errors of `connect`, and its time limit is the group's `timeout` plus `spin_timeout`, so that ranks that
+        still wait in a call can give up first.
         """
         self.require_open()
         with self.transport.step("reset the group: wait for what is queued", config.get("spin_timeout")):
@@ -345,8 +345,8 @@ class Group(Owned, Owner):
         """Record what the block queues on `streams`, by default each rank's own, as one CUDA graph per local rank.
 
         Use it as `with group.capture() as graphs: ...`, then call `graphs.launch()`. Nothing runs inside the block.
-        `streams` has one stream for each local rank, on its device. A chain of collectives is faster in these graphs
-        than in one graph over all streams (`Graph.capture(streams)`), which starts and ends on one stream. The
+        `streams` has one stream for each local rank, on the rank's device. A chain of collectives is faster in these
+        graphs than in one graph over all streams (`Graph.capture(streams)`), which starts and ends on one stream. The
         algorithm "naive" needs one graph over all streams, and raises Unsupported here. Otherwise raises the errors of
         `Graph.capture`.
         """
@@ -355,8 +355,8 @@ class Group(Owned, Owner):
             yield graphs
 
     def captured(self, position: int, graph: Graph | None, call: Noted) -> None:
-        """Record that the launch of `call` on the local rank at `position` was captured into `graph`. None means a
-        graph of another library.
+        """Record that the launch of `call` on the local rank at `position` was captured into `graph`, or into a graph
+        of another library if `graph` is None.
         """
         self.state.history.captured(position, graph, call.note)
         if call.note.adapts:
@@ -378,8 +378,9 @@ class Group(Owned, Owner):
 
         With `multicast` this method makes a multicast object, and blocks until the fabric is ready. The buffer then
         also has `multicast_ptr`, one address for byte 0 of all ranks' parts, for `multimem` instructions. Between an
-        access to a part by its own address and an access by `multicast_ptr` there must be a `fence.proxy.alias` or the
-        end of a kernel. Collectives with `use_multimem=True` need no copy of inputs that lie in such a buffer.
+        access to a part by its unicast address (`ptrs`) and an access by `multicast_ptr` there must be a
+        `fence.proxy.alias` or the end of a kernel. Collectives with `use_multimem=True` read inputs that lie in such a
+        buffer directly, without a copy to staging memory.
 
         Raises Unsupported if a pair of devices lacks peer access. With `multicast` it raises, and makes nothing:
         Unsupported if a veto forbids multicast (the CUDA driver only), if a device has no multicast, or if the group

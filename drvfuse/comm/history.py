@@ -3,8 +3,8 @@
 
 A rank's epoch in the workspace counts the barriers of its completed calls, and a report holds the epoch at which the
 call that gave up began. Every call has a known number of barriers, so the epoch tells which of the launched calls gave
-up. There are two exceptions. Push calls of an even number of rounds do not change the epoch, so several calls may have
-begun with the same epoch. And replays of a graph that another library captured or replays are not recorded here.
+up, with two exceptions. Push calls of an even number of rounds do not change the epoch, so several calls may have begun
+with the same epoch. Replays of a graph that another library captured or replays are not recorded here.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ KEPT = 512  # launches and replays that can be named; older launches are only co
 
 
 class CallNote(NamedTuple):
-    """The facts about a call for messages: its name, by how much it advances the epoch, whether its kernel waits for
-    peers at all, and whether its launches have another form while the group is alone on its devices.
+    """The facts about a call for messages: what its name is made of, by how much it advances the epoch (`barriers`),
+    whether its kernel waits for peers at all (`waits`), and whether its launches have another form while the group is
+    alone on its devices (`adapts`).
 
     It keeps nothing of the call alive.
     """
@@ -97,7 +98,8 @@ class GraphCalls:
 class History:
     """The calls of the ranks `indices`, those of this process, oldest first.
 
-    Calls are counted from 1, and a reset does not restart the count. A rank of another process makes the same calls.
+    Calls are counted from 1, and a reset does not restart the count. For messages, a rank of another process is taken
+    to have made the same calls as the first of these ranks.
     """
 
     def __init__(self, indices: Sequence[int]) -> None:
@@ -127,8 +129,9 @@ class History:
         graph.after_launch(calls.after_replay)
 
     def replayed(self, calls: GraphCalls, inside_graph: bool) -> None:
-        """Record the launch of a graph that holds `calls`. If the launch is captured into another graph, the replays of
-        that graph are unknown."""
+        """Record the launch of a graph that holds `calls`. With `inside_graph` the launch was captured into another
+        graph, whose own launches are unknown.
+        """
         if inside_graph:
             self._complete = False
             return
@@ -167,8 +170,8 @@ class History:
             totals.add(calls)
 
     def clear(self) -> None:
-        """Forget all calls. The next call gets the number after the last one of any rank. Called when the group was
-        reset, so that all epochs are zero.
+        """Forget all calls. The next call gets the number after the highest number of a call on any rank of this
+        process. Called when the group was reset, so that all epochs are zero.
         """
         last = max(self._count(position) for position in range(len(self._older)))
         self._entries.clear()

@@ -61,8 +61,8 @@ class Team(Protocol):
         after success; `own` is that of this process."""
 
     def pass_on(self, exported: Sequence[int]) -> tuple[Mapping[int, int], int | None]:
-        """Exchange descriptors between the processes. Returns one for the memory of each rank of another process, by
-        rank, and one for the object, which is None in the process of rank 0.
+        """Exchange descriptors between the processes. Returns the descriptors of the memory of the ranks of other
+        processes, by rank, and the descriptor of the object, which is None in the process of rank 0.
 
         All processes call it with the descriptors that they have exported. Each process closes the descriptors that it
         has exported, and those that it has received.
@@ -86,8 +86,8 @@ class LocalTeam:
 def set_up(team: Team, nbytes: int) -> SymmetricBuffer:
     """A symmetric buffer of `nbytes`, rounded up, on the ranks of `team`, with a multicast address over its parts.
 
-    The caller has called `require_multicast`, and owns the buffer. Blocks until the fabric has added all devices.
-    Raises MulticastError for the driver call that failed first; no rank keeps anything then.
+    The caller must have called `require_multicast`, and owns the returned buffer. Blocks until the fabric has added all
+    devices. Raises MulticastError for the driver call that failed first; no rank keeps anything then.
     """
     flush(_driver(team))
     attempt = 1

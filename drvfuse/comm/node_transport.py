@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The transport of a group over several nodes, with one rank in this process.
 
-All ranks of the group take part in its steps. The ranks of each node share memory through a transport of the node. In
-tables of addresses the entries for ranks of other nodes are 0.
+All ranks of the group take part in its steps. The ranks of one node share memory through a transport of that node only.
+In tables of addresses the entries for ranks of other nodes are 0.
 """
 
 from __future__ import annotations

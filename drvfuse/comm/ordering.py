@@ -2,8 +2,8 @@
 """Order between the streams that a rank's work uses.
 
 A group's workspace serves one call at a time. So the stream of a call waits, by an event, for the rank's last call if
-that call used another stream. An event cannot cross the border of a graph capture: in a capture the two streams must be
-joined already, or the call raises CaptureError.
+that call used another stream. A captured stream cannot wait for an event that was recorded outside the capture, nor the
+reverse: in a capture the two streams must belong to the same capture already, or the call raises CaptureError.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def same(one: Stream, other: Stream) -> bool:
 
 
 class RankOrder:
-    """Orders each call of a rank after the rank's last call, whose stream it keeps.
+    """Orders each call of a rank after the rank's last call. The stream of the last call is kept for this.
 
     A foreign stream may be destroyed after the call. So after a call on a foreign stream, the next call waits for an
     event that was recorded after that call.

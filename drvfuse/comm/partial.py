@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls that have been launched on some ranks of a group only.
 
-The first kernel that is launched on one rank meets the first one on every other rank, whatever their calls are: kernels
-of one process carry nothing that identifies a call. So the host records which calls were launched on each rank.
+Kernels of ranks in one process carry nothing that identifies their call: the first kernel on one rank takes part in one
+call with the first kernel on every other rank, even if the host launched them for different calls. So the host records
+which calls were launched on each rank.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ Processes share memory by passing file descriptors. Their ownership is as follow
     memory         each process owns the memory of its rank, a handle for the memory of every other rank, and its
                    mappings of all. The driver keeps memory until no process has a handle or mapping of it. So a process
                    may close the group, or die, while kernels of its peers still use its memory.
-    report blocks  rank 0 makes one memory without a name; all processes map it and register it with the driver. It is
+    report blocks  rank 0 makes one anonymous memory file; all processes map it and register it with the driver. It is
                    freed when no process maps it any more. Only kernels of rank i write block i.
     multicast      each process owns a handle of the object, its binding and its mapping. The memory of a rank must not
                    be unbound while kernels of another rank use the object; `SymmetricMemory.close` waits for them.
@@ -98,7 +98,8 @@ class ProcessTransport(OnBoard):
         self._device, self._agreement = device, agreement
 
     def open(self) -> None:
-        """Raise Unsupported if this process sees the device of another rank and its own device cannot access it.
+        """Raise Unsupported if this process sees the device of another rank and this rank's device cannot access that
+        device.
 
         For a device that this process does not see, only the mapping of its memory shows whether it is accessible.
         """

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class RankGraphs:
     """A CUDA graph for each local rank of a group: `graphs[i]` belongs to local rank i. Made by `Group.capture`.
 
-    The driver does not order the graphs of different GPUs. (It does order all GPUs at both ends of one graph over the
-    streams of all ranks.) Collectives in the graphs wait for one another on the devices. Buffers are kept alive only as
-    `Graph` describes.
+    The driver does not order the graphs of different GPUs: the collectives in them wait for one another on the devices.
+    (One graph over the streams of all ranks would wait for all GPUs at its begin and at its end.) Buffers are kept
+    alive only as `Graph` describes.
     """
 
     def __init__(self, group: Group, streams: Sequence[Stream], graphs: Sequence[Graph]) -> None:

@@ -60,8 +60,9 @@ def _compared(
 def _other_node(report: Mapping[str, int], history: History, nodes: Nodes) -> Callable[[], DrvfuseError]:
     """The function that makes the error of a report whose kind is EXCHANGE: a kernel of another node gave up.
 
-    The report's `peer` is the number of that node. If the exchange engine has added the sums of all nodes, the failed
-    node is unknown. `expected` is the rank's epoch at the exchange, after the call's earlier kernels.
+    The report's `peer` is the number of that node. If the exchange engine itself has added the sums of the nodes, the
+    failed node is unknown. `expected` is the rank's epoch when the exchange began, which the call's earlier kernels
+    have advanced.
     """
     rank, place, places = (report[name] for name in ("rank", "peer", "seen"))
     failed = place if places == nodes.count else None

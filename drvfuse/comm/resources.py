@@ -37,8 +37,9 @@ class Resources:
         max_blocks: int | None,
         joint: Joint,
     ) -> None:
-        """All ranks of the group construct it together, step by step (`Transport.step`). If that fails on any rank,
-        nothing stays open on any, and `transport` is closed."""
+        """All ranks of the group construct it together, step by step (`Transport.step`). If a step fails on any rank,
+        nothing stays open on any rank, and `transport` is closed.
+        """
         self.transport, self.ranks = transport, tuple(ranks)
         self.partial = PartialCalls(transport.indices)
         self.link: NodeLink | None = None
@@ -81,7 +82,7 @@ class Resources:
 
 
 def dispose(driver: Driver, owned: Resources) -> None:
-    """Wait for the queued work of a group (its waits are bounded), and free everything that the group owns.
+    """Wait for the queued work of a group (waits of its kernels are bounded), and free everything that the group owns.
 
     Raises CaptureError, having freed nothing, while a rank's stream is being captured.
     """

@@ -44,7 +44,8 @@ class Member(NamedTuple):
 
 class Identity(NamedTuple):
     """The identity of a group with ranks in several processes: its number, which no other group has, how many ranks it
-    has, and whether it was given no budget of blocks and was alone on all of its devices when it was opened.
+    has, and whether it was opened without a budget (`max_blocks`) while no other group was open on any of its devices
+    (`alone`).
     """
 
     number: int
@@ -80,7 +81,7 @@ class Transport(Protocol):
     `indices` are the ranks of this process, and `devices` their devices.
 
     `shared` says whether every rank can read and write every other rank's memory; `missing` are the pairs of devices
-    (from, to) that cannot. `ended` are the ranks whose processes are known to have ended, and how they ended; it is
+    (from, to) without access. `ended` are the ranks whose processes are known to have ended, and how they ended; it is
     read before every call, so reading it must be cheap.
     """
 
@@ -130,8 +131,8 @@ class Transport(Protocol):
 class LocalTransport:
     """The transport of a group whose ranks are all in this process.
 
-    `open` enables peer access of contexts and memory pools between all pairs that allow it. It is never disabled again:
-    another library may rely on it.
+    `open` enables peer access of contexts and memory pools between all pairs of devices that can have it. The access is
+    never disabled again, since another library may rely on it.
     """
 
     ended = _NOBODY

@@ -13,10 +13,11 @@ This module alone defines the layout: the kernels receive it as preprocessor def
     PAYLOAD_OFFSET  payload, `payload_bytes` long: the data that peers read by the pull algorithms
     slots_offset    slots, twice `half_bytes`: the data that peers store by the push algorithms
 
-Every word before the payload starts at zero. The epoch counts barriers and push calls in units of
-EPOCH_UNIT: the low bits hold what the warps of a push call have added so far (cu/sync/push.cuh). It has room for 2**46
-units, two years of one per microsecond, so it is never reset between calls. Between push calls every word of the slots
-is 0xFFFFFFFF. Only the slots that calls need are filled with this value, since filling is slow on an emulated device.
+Every word before the payload starts at zero. The epoch counts barriers and push calls in units of EPOCH_UNIT: the low
+bits hold what the warps of a running push call have added so far (cu/sync/push.cuh). The epoch has room for 2**46
+units, enough for two years with a unit per microsecond, so it is never reset between calls. Between push calls every
+word of the slots is 0xFFFFFFFF. Only the slots that calls need are filled with this value, since filling is slow on an
+emulated device.
 """
 
 from __future__ import annotations
@@ -108,8 +109,9 @@ class Workspace:
     """
 
     def __init__(self, transport: Transport, payload_bytes: int, nodes: Nodes) -> None:
-        """Allocates the workspaces. Collective, as `Transport.allocate` is. Kernels report a peer by its
-        number inside the node, which `nodes` converts to a rank."""
+        """Allocates the workspaces. Collective, as `Transport.allocate` is. Kernels report a peer by its number inside
+        its node, and `nodes` converts this number to a rank.
+        """
         self.nodes = nodes
         self.payload_bytes = payload_bytes
         self.slots_offset = (PAYLOAD_OFFSET + payload_bytes + 127) // 128 * 128
@@ -140,7 +142,7 @@ class Workspace:
         """The data for the comparison of the ranks' calls; None for a group that does not compare them.
 
         Ranks in several processes always compare their calls; ranks of one process compare theirs only with `first`.
-        `first` means that calls are compared before any data moves.
+        With `first` calls are compared before any data moves.
         """
         if self._tables is None:
             return ComparedCalls.of_one_process(first=True) if first else None
@@ -167,8 +169,8 @@ class Workspace:
     def first_report(self) -> dict[str, int]:
         """The report that explains a failure best, by field name.
 
-        A report of a call that differs from a peer's comes first. Next comes a report about a missing peer that has
-        made no report, since a peer with a report was itself waiting for another rank. A report that another node gave
+        A report of a call that differs from a peer's comes first. Next comes a report about a peer that has made no
+        report itself, since a peer with a report was only waiting for a further rank. A report that another node gave
         up comes last. Among equal reports, that of the lowest rank is returned.
         """
         ranks = np.flatnonzero(self._magic)
@@ -210,8 +212,8 @@ class Workspace:
                 stream.fill(self.pointers[rank] + self.slots_offset + half * self.half_bytes + begin, 0xFF, end - begin)
 
     def clear(self, streams: Sequence[Stream]) -> None:
-        """Zero state, flags and reports of this process's ranks, and empty their slots, all on `streams`. Wait until
-        this is done.
+        """Zero state, flags and reports of this process's ranks, and fill their slots with 0xFF bytes, all on
+        `streams`. Wait until this is done.
 
         No kernel of the group may be running on any rank, nor start on one before all ranks have returned.
         """

@@ -9,7 +9,7 @@ as missing and is replaced.
 
 The setting `cache_limit` bounds the size of all entries. Above the limit, the entries whose last use is the oldest are
 deleted; the modification time of an entry's directory is the time of its last use. An entry is renamed before it is
-deleted. A reader that does not find it then builds it again.
+deleted, so that no reader sees a partly deleted entry. A process that needs the entry later builds it again.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ def building(entry: Path) -> Iterator[bool]:
     """A `with` block in which one process at a time builds a missing entry. It yields True if this process has waited;
     then another process may have built the entry.
 
-    The ranks of a job start together and need the same kernels. The lock of a process that ends is released. A process
-    waits a minute at most, since the builder may be stopped, and not at all if the folder cannot be written or has no
-    locks.
+    The ranks of a job start together and need the same kernels. If the building process ends, its lock is released. A
+    process waits a minute at most, since the building process may be suspended. It does not wait if the folder cannot
+    be written or if its file system has no locks.
     """
     path = entry.parent / f"{_TEMPORARY}lock-{entry.name}"
     file = None

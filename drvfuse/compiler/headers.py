@@ -13,8 +13,8 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>|(\
 def included(source: str, folder: Path | None, include: Sequence[Path]) -> dict[str, str]:
     """Path -> text of every header that `source` (in `folder`) may include, directly or not.
 
-    A header that is not found is one of NVRTC's own, or the compilation fails. An `#include MACRO` cannot be resolved
-    here: then the result has every file of the include folders.
+    A header that is not found is left out: it is built into NVRTC, or the compilation will fail. An `#include MACRO`
+    cannot be resolved here: then the result has every file of the include folders.
     """
     texts: dict[str, str] = {}
     pending = [(source, folder)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The NVRTC library: finding the one that matches the driver, and its C functions.
 
-The library is called directly, not through `cuda.bindings.nvrtc`: that module loads the newest NVRTC it finds, and a
-cubin of a newer CUDA major version than the driver's cannot be loaded.
+The library is called directly, not through `cuda.bindings.nvrtc`: that module loads the newest NVRTC it finds, and the
+driver cannot load a cubin of a CUDA major version newer than its own.
 """
 
 from __future__ import annotations

@@ -103,7 +103,8 @@ def compile_source(
     entry = cache.entry_path(name, key)
 
     def build() -> Image:
-        # A source that is no file gets the path of its copy in the cache entry, so that debuggers find the copy.
+        # The line information of a source that is not a file has the path of the source's copy in the cache entry, so
+        # that debuggers find the copy.
         copy = cache.source_name(name, (_PTX, _CUBIN))
         shown = str(file) if file else str(entry / copy) if entry is not None else name
         output = _compile(nvrtc, source, name, shown, flags, names, headers, cubin)

@@ -37,9 +37,9 @@ class Part:
     """The numbers that the local rank `member` exchanges: `count` >= 1 float32 numbers from each node, at `address` in
     its memory.
 
-    `all_gather` finds the rank's own numbers at `address` + 4 * `count` * (the number of its node), and leaves those of
-    all nodes from `address` on, in node order. `all_reduce` finds them at `address`, and leaves the sums there. The
-    work is queued on `stream`, or is complete when the method returns.
+    `all_gather` finds the rank's own numbers at `address` + 4 * `count` * (the number of its node), and leaves the
+    numbers of all nodes from `address` on, in the order of the nodes. `all_reduce` finds the rank's own numbers at
+    `address`, and leaves the sums at `address`. The work is queued on `stream`, or is complete when the method returns.
     """
 
     member: Member
@@ -61,9 +61,9 @@ class Piece(NamedTuple):
 class Pieces:
     """What the local rank `member` sends to its peers of other nodes, and what it receives from them.
 
-    The first piece that a rank sends to a peer goes to the first piece that the peer receives from this rank, and so
-    on; both pieces of a pair have the same size. A received piece overlaps no other piece. The work is
-    queued on `stream`, or is complete when the method returns.
+    The first piece that a rank sends to a peer arrives in the first piece that the peer receives from this rank, the
+    second in the second, and so on; the sent and the received piece have the same size. A received piece overlaps no
+    other piece. The work is queued on `stream`, or is complete when the method returns.
     """
 
     member: Member
@@ -76,8 +76,8 @@ class Exchange(Protocol):
     """The methods that an engine must have. An object of this kind serves one group. One thread at a time calls its
     methods; only `abort` may be called while another method runs.
 
-    `name` appears in messages. If `watched` is true, the engine's work on a stream may last for ever. Then the group
-    watches the work and calls `abort` when it has taken longer than the setting `spin_timeout`.
+    `name` appears in messages. If `watched` is true, the engine's work on a stream may never end. Then the group
+    watches the work and calls `abort` when an exchange has taken longer than the setting `spin_timeout`.
     """
 
     name: str

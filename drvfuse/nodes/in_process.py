@@ -70,7 +70,9 @@ class InProcess:
 
     def _meet(self, rail: Sequence[_Exchanged], which: int) -> None:
         """Order the streams of the parts in `rail`, which are exchanged with one another: later work on each stream
-        waits for the work that is queued now on all of them. `which` selects the first or the second events."""
+        waits for the work that is queued now on all of them. Each rank has two events; `which`, 0 or 1, selects those
+        that are used.
+        """
         events = [self._events[part.member.rank][which] for part in rail]
         for event, part in zip(events, rail, strict=True):
             event.record(part.stream)

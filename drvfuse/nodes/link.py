@@ -28,7 +28,8 @@ _POLLS_PER_TIMEOUT = 16
 
 
 class NodeLink:
-    """The nodes of a group, how its ranks exchange partial sums, and in which order these are added.
+    """The nodes of a group, the engine by which its ranks exchange partial sums and bytes, and the order in which the
+    partial sums are added.
 
     `timeout` is the argument of `engine.open`. `progress[i]` is the address of local rank i's `Progress`. `failure` is
     the error of an exchange that took too long, until `reset`. `bound` is the value of the setting `spin_timeout` at
@@ -82,7 +83,8 @@ class NodeLink:
 
     def move(self, parts: Sequence[Pieces]) -> None:
         """Let the engine move the pieces of all local ranks, on their streams. If the engine is watched, the caller
-        queues work that counts `Progress.sending` before the exchange and `Progress.received` after it."""
+        queues work that adds 1 to `Progress.sending` before the exchange and to `Progress.received` after it.
+        """
         self._watch()
         self.engine.all_to_all(parts)
 

@@ -33,8 +33,8 @@ class Mpi:
     rank computes the sums of `all_reduce` and sends them to the others, since MPI guarantees equal bits in no other
     way.
 
-    `open` makes a communicator when all ranks have called it. If a rank ends at that moment, MPI decides how long the
-    others wait.
+    `open` makes a communicator when all ranks have called it. If a rank ends while the communicator is made, MPI
+    decides how long the other ranks wait.
     """
 
     name = "MPI"
@@ -149,8 +149,9 @@ class Mpi:
             raise ExchangeError(rank, self.name, f"failed: {error}") from error
 
     def _give_up(self, request: Any) -> None:
-        """Keep `request` and the buffer alive for ever, as MPI may still write to the buffer of a request for which
-        nobody waits any more."""
+        """Keep `request` and the buffer alive for ever. Nobody waits for the request any more, but MPI may still write
+        to the buffer.
+        """
         _abandoned.append((request, self._buffer))
         self._buffer = None
 

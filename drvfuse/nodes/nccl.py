@@ -177,8 +177,8 @@ class Nccl:
                 raise ExchangeError(member.rank, self.name, problem)
 
     def abort(self) -> None:
-        """Abort the communicators. If another thread holds the lock for longer than a moment, it waits inside NCCL for
-        work that only an abort ends. So the abort then proceeds without the lock.
+        """Abort the communicators. If another thread holds the lock for longer than a moment, that thread waits inside
+        NCCL for work that only an abort ends. So this method then aborts without the lock.
         """
         held = self._lock.acquire(timeout=_ABORT_PATIENCE)
         try:

@@ -174,7 +174,8 @@ class Array:
 
         If `values` is a device array of drvfuse or of another library, on any device of the same driver, the copy is
         ordered after the work that writes `values`, and later work on the stream of `values` is ordered after the copy.
-        The method waits only if the library of `values` names no stream. `values` must not overlap the array.
+        The method does not block, unless the library of `values` does not tell the stream of `values`: then it waits
+        for the copy. `values` must not overlap the array.
         """
         from . import copies
 
@@ -235,8 +236,9 @@ class Array:
 
 
 def mark_used(arrays: Iterable[Array], stream: Stream, event: Event | None) -> None:
-    """Call `used_on(stream)` of all `arrays`, or `used_before(event)` for a foreign stream. While a foreign stream is
-    being captured, `event` is None, and nothing is called."""
+    """Call `used_on(stream)` of all `arrays` or, if `stream` is foreign, `used_before(event)`. While a foreign stream
+    is being captured, `event` is None, and neither method is called.
+    """
     for array in arrays:
         if array._block is not None and array._block.home is stream:
             continue
@@ -299,7 +301,7 @@ def from_numpy(device: Device, values: npt.ArrayLike, stream: StreamLike | None 
 def address_of(ptr: SupportsIndex | SupportsInt) -> int:
     """The address in an int or in a pointer object of the bindings (CUdeviceptr), which has no `__index__`.
 
-    Raises TypeError for other objects, also for those numbers and arrays that `int` would convert.
+    Raises TypeError for all other objects, also for floats, strings and arrays that `int` would convert.
     """
     if isinstance(ptr, numbers.Number) or hasattr(ptr, "dtype") or not hasattr(ptr, "__int__"):
         return operator.index(ptr)  # type: ignore[arg-type]

@@ -50,8 +50,8 @@ def device(index: SupportsIndex = 0, *, driver: DriverLike = None) -> Device:
 class _Use:
     """Makes a context current and restores the previous one. It has no state, so it is reentrant, and threads share it.
 
-    Its two driver calls are not kept in `calls.ring`, which they would fill. If the setting `trace_driver` writes calls
-    to stderr or a file, they are written.
+    The two driver calls that do this (push and pop) are not kept in `calls.ring`, which they would fill. If the setting
+    `trace_driver` writes calls to stderr or a file, these two are written as well.
     """
 
     __slots__ = ("_context", "_pop", "_push")
@@ -125,8 +125,8 @@ class Device(Owner):
         return other is self or bool(self.driver.cuDeviceCanAccessPeer(self.handle, other.handle))
 
     def enable_peer(self, other: Device) -> None:
-        """Let this device's context access `cuMemAlloc` memory of the context of `other`. The access may be enabled
-        already, and drvfuse never disables it.
+        """Let kernels and copies in this device's context access `cuMemAlloc` memory of the context of `other`. Does
+        nothing if this access is enabled already. drvfuse never disables it.
 
         Memory pools and VMM mappings have access settings of their own. Raises Unsupported if the devices have no peer
         access.
@@ -146,8 +146,8 @@ class Device(Owner):
         return other.driver is self.driver and other.index in self._peers
 
     def allow_peers(self, devices: Iterable[Device]) -> None:
-        """Let kernels of `devices`, except those that cannot be peers, read and write all arrays that this device has
-        allocated or will allocate.
+        """Let kernels of `devices` read and write all arrays that this device has allocated or will allocate. Devices
+        without peer access to this device are left out.
         """
         self.pool.allow(devices)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """DLPack capsules: making them from arrays and reading those of others, with ctypes.
 
-The layouts are those of dlpack.h 1.x. A capsule that drvfuse reads is kept alive and not renamed, so its own destructor
-still calls its deleter. If a capsule of drvfuse is dropped and nobody has consumed it, its memory is freed at the next
-allocation or synchronisation. Memory of the emulated driver has the device type "extension": it is not CUDA memory, and
-a framework that used it as CUDA memory would crash.
+The structures are those of dlpack.h 1.x. A capsule of another library that drvfuse reads is kept alive and not renamed
+to "used_...", so the capsule's own destructor still calls the deleter of its tensor. If a capsule of drvfuse is dropped
+and nobody has consumed it, its memory is freed at the next allocation or synchronisation. Memory of the emulated driver
+has the device type "extension": it is not CUDA memory, and a framework that used it as CUDA memory would crash.
 """
 
 from __future__ import annotations
@@ -124,9 +124,10 @@ def export(
 ) -> Any:
     """`Array.__dlpack__`: a capsule whose memory is ready for work queued on the consumer's `stream`.
 
-    `stream` is a handle; 1 and None mean the legacy default stream, 2 the per-thread one, and -1 no ordering. The
-    consumer must order its work on the memory before later work of the array's stream, and then may drop its tensor:
-    the free is not ordered after the consumer's stream, which may be destroyed by then.
+    `stream` is a handle; 1 and None mean the legacy default stream, 2 the per-thread default stream, and -1 no
+    ordering. The consumer must make the array's stream wait for the consumer's work on the memory before it drops its
+    tensor. The memory is freed on the array's stream, and this free does not wait for the consumer's stream, which may
+    be destroyed by then.
     """
     array.require_open()
     if dl_device is not None and tuple(dl_device) != device_of(array):
@@ -259,8 +260,8 @@ def current_stream(obj: Any, device_type: int, device_index: int) -> StreamLike 
 
 
 def on_device(obj: Any, where: Device, ordered: bool) -> AbstractContextManager[object]:
-    """A context manager inside which the library of `obj` can export `obj`. `ordered` says whether the library will
-    make a stream of the device `where` wait.
+    """A context manager inside which the library of `obj` can export `obj`, which is on the device `where`. `ordered`
+    says whether the export makes a stream of `where` wait for the work that writes `obj`.
 
     torch exports tensors of its current device only, so for torch this makes `where` torch's current device. It is not
     enough to change the driver's current context, since torch restores its device lazily.

@@ -35,7 +35,8 @@ DriverLike: TypeAlias = "Driver | Machine | Process | str | None"
 """A driver: "cuda" for the installed one, "emu" for the default emulated machine, a `drvfuse.emu.Machine`, a `Process`
 of one, or a Driver. None means the setting `driver`."""
 
-# In 12.x bindings the name with a suffix has the signature that the plain name has in 13.x, which has no suffixes.
+# Bindings 12.x have both names, and the one with a suffix has the newest signature. In bindings 13.x the name without a
+# suffix has this signature, and the other name is missing.
 _NEWEST = {
     "cuCtxCreate": "cuCtxCreate_v4",
     "cuDeviceGetUuid": "cuDeviceGetUuid_v2",
@@ -73,8 +74,9 @@ Part = TypeVar("Part")
 
 
 class Owner:
-    """Base of objects to which other modules attach parts that live as long as the object. `part(kind)` is the part of
-    class `kind`."""
+    """Base of objects to which other modules attach objects, the parts, that live as long as the owner. `part(kind)`
+    returns the part of class `kind`, and makes it if it is missing.
+    """
 
     def __init__(self) -> None:
         self._parts: dict[Any, Any] = {}
@@ -86,8 +88,8 @@ class Owner:
 
 
 class Driver(Owner):
-    """One driver: `name` is "cuda" or "emu", and `types` are the enums of the bindings. `machine` is the emulated
-    machine, or one of its processes, None for "cuda".
+    """One driver: `name` is "cuda" or "emu", and `types` has the enums and structures of the bindings. `machine` is the
+    emulated machine or one of its processes; for "cuda" it is None.
 
     `driver.cuXxx(*args)` is a checked call. All methods may be used from any thread.
     """
@@ -234,7 +236,7 @@ class Driver(Owner):
         if self.name != "cuda":
             code, index = self.result("cuPointerGetAttribute", attribute, ptr)
             return None if code else int(index)
-        # libcuda is called directly, since cuda-bindings 12.x and 13.x, up to 12.9 and 13.3, answer 0 for every
+        # libcuda is called directly, since cuda-bindings up to 12.9 and 13.x up to 13.3 return device 0 for every
         # pointer (NVIDIA/cuda-python issue 2928).
         value = ctypes.c_int(-1)
         query = ctypes.CDLL("libcuda.so.1").cuPointerGetAttribute

@@ -24,13 +24,13 @@ def _destroy(driver: Driver, executable: Any) -> None:
 class Graph(Owned, Owner):
     """Work captured once and launched any number of times: `with Graph.capture(streams) as graph: ...`.
 
-    The caller must keep its buffers alive, or pass them to `keep()`: a replay uses the addresses that were captured. If
-    the kernels of a graph use a common workspace, its replays must not overlap. Replays on one stream never overlap.
-    For collectives, `Group.capture` makes a graph for each rank.
+    The caller must keep the buffers that the captured work uses alive, or pass them to `keep()`: a replay uses the
+    addresses that were captured. If the kernels of a graph use a common workspace, its replays must not overlap.
+    Replays on one stream never overlap. For collectives, `Group.capture` makes a graph for each rank.
 
-    A launch comes after earlier work on its stream. If the graph holds calls of ops on arrays of other libraries, the
-    launch also comes after earlier work on the streams that these libraries named when the calls were prepared, and
-    before later work on these streams.
+    A launch comes after earlier work on its stream. The graph may hold calls of ops on arrays of other libraries, and
+    the libraries may have told the streams of these arrays when the calls were prepared. Then the launch also comes
+    after earlier work on these streams, and before later work on them.
 
     >>> device = df.device(0, driver="emu")
     >>> x = device.zeros(2, "uint8")

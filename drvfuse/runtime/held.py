@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Foreign memory that queued work still uses.
 
-A library that names no stream for its memory cannot order the reuse of that memory after drvfuse's work. It may
+A library that does not tell the stream of its memory cannot order the reuse of that memory after drvfuse's work. It may
 reuse the memory as soon as no object refers to it. So the library's objects are kept until an event after the work is
 complete.
 """
@@ -18,10 +18,12 @@ from .stream import Event, Stream
 
 
 class _Held:
-    """The events of a driver's work in the order of their recording, each with the objects that the work uses.
+    """The events after a driver's work, in the order in which they were recorded, each with the objects that the work
+    before it uses.
 
-    Only the first event is queried, so a program that queues many calls ahead makes one query per call. `driver.lock`
-    guards the queue. At most one call of `_drop` waits for the next flush (see `lifetime`), however long the queue is.
+    Only the first event is queried, and the next one once the first is complete. So a program that queues many calls
+    ahead makes about one query per call. `driver.lock` guards `entries`. At most one call of `_drop` is queued for the
+    next flush (see `lifetime`), however many entries there are.
     """
 
     def __init__(self, driver: Driver) -> None:

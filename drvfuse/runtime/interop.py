@@ -71,7 +71,8 @@ def as_array(obj: ArrayLike, *, driver: Driver, argument: str, writable: bool = 
 
 @dataclass(frozen=True)
 class Rows:
-    """An array [..., columns] whose rows are contiguous and lie at equal distances.
+    """An array [..., columns]. The elements of a row are contiguous, and the distance from each row to the next is the
+    same.
 
     `span` is a one-dimensional array from the first element to the last; `stride` is the distance of rows in elements.
     """

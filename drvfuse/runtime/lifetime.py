@@ -2,14 +2,15 @@
 """Closing and finalizers of objects that own driver handles.
 
 `close()` frees the handle at once and is idempotent. The handle of a garbage-collected object is freed too, but not at
-interpreter exit, in a forked child, or after the driver is gone. Finalizers hold the driver weakly, and the arguments
-of a free are kept in `Driver.owned`. They may be streams and devices, which hold the driver; a strong reference from
-the registry of finalizers would keep an emulated machine for ever.
+interpreter exit, in a forked child, or after the driver is gone. A finalizer has a weak reference to its driver, and
+the arguments of its free are kept in `Driver.owned`. These arguments may be streams and devices, which refer to the
+driver: if the registry of finalizers held them, an emulated machine would never be collected.
 
 A finalizer makes no driver call: it queues the free (`retire`). A free can make the driver wait for running kernels,
-and the garbage collector may run between the launches of the ranks of one collective. There the wait would never end,
-since the first rank's kernel spins until the last one is launched. `flush` runs the queued frees at the next allocation
-or synchronisation outside of `launch_group()`, unless an object forbids it (`hold`).
+and the garbage collector may run between the launches of the ranks of one collective. A free that waited at that point
+would wait for ever, since the first rank's kernel spins until the last rank's kernel is launched. `flush` runs the
+queued frees at the next allocation or synchronisation outside of `launch_group()`, unless an object forbids it
+(`hold`).
 """
 
 from __future__ import annotations

@@ -32,11 +32,11 @@ def compile(
 
     `source` is the text as a str, or the path of a file as a `pathlib.Path`. `names` are name expressions such as
     "kernel<float>", the keys of `module[...]`; extern "C" kernels need none. `arch` is an architecture such as
-    "sm_90a", by default that of device 0. `name` is the label of a text in errors and line information; for a file it
-    is the path. `defines` become -D macros, and `options` are any other NVRTC options. `include` are folders of
-    headers, which are searched after the folder of the source's own file. CUDA's own headers, such as cuda_fp16.h, are
-    found only if their folder is among them. Line information is always on, and the language is C++17 unless an option
-    changes it.
+    "sm_90a", by default that of device 0. `name` stands for the file name in errors and line information if `source` is
+    a str; for a file they show the path. `defines` become -D macros, and `options` are any other NVRTC options.
+    `include` are folders of headers, which are searched after the folder of the source's own file. CUDA's own headers,
+    such as cuda_fp16.h, are found only if their folder is among them. Line information is always on, and the language
+    is C++17 unless an option changes it.
 
     The result is kept in memory and, if the setting `cache` allows it, on disk. Nothing is loaded or launched. Raises
     CompileError with NVRTC's log and the source lines that the log names, Unsupported for an architecture that NVRTC
@@ -76,8 +76,9 @@ def compile(
 
 
 class Module:
-    """A compiled source. `module[name]` is a Kernel, by its symbol or by the name expression that `compile` was given;
-    ArgumentError names the kernels that there are. The module is loaded on each device at first use.
+    """A compiled source. `module[name]` is the Kernel with the symbol or the name expression `name`; name expressions
+    are those that were passed to `compile`. For any other name ArgumentError lists the module's kernels. The module is
+    loaded on each device at first use.
 
     It is never unloaded: unloading waits for running kernels, and the garbage collector must not wait.
     """

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multicast objects: one address whose stores reach memory of every device, and whose loads can reduce over it.
+"""Multicast objects: a store to their one address reaches memory of every device, and a load from it can return the
+reduction (such as the sum) over that memory.
 
 The driver prescribes an order of steps, which `Multicast` enforces:
 
 1. Create the object for a number of devices and a size.
-2. Add every device. If memory were bound or the object mapped earlier, the driver would wait for the missing devices,
-   for ever if one thread does all steps. So this module refuses that.
+2. Add every device. If memory were bound or the object mapped before, the driver would wait for the missing devices,
+   for ever if one thread does all steps. So `Multicast` raises an error for a bind or a map before all devices are
+   added.
 3. Bind memory of each device at an offset of the object. Ranges bound at one offset belong together.
 4. Map the object at an address and give each device access to it. When every device has memory bound over a range,
-   kernels may use its addresses, by `multimem` instructions only. Between these accesses and accesses to the same
-   memory by its own address there must be a `fence.proxy.alias` or the end of a kernel.
+   kernels may use the addresses of that range, by `multimem` instructions only. Between these accesses and accesses to
+   the same memory by its unicast address there must be a `fence.proxy.alias` or the end of a kernel.
 
 Teardown is in reverse order: unmap the object, unbind the ranges exactly as they were bound (any other range is
 undefined behaviour), release the handle. `drvfuse.comm.multicast` makes the multicast memory of a group in this way.
@@ -96,20 +98,22 @@ def _undo(driver: Driver, made: _Made) -> None:
 
 
 class Multicast(Owned):
-    """A multicast object over `devices`, of `nbytes` each: a multiple of `Multicast.granularity(devices)`.
+    """A multicast object for `nbytes` bytes of memory on each of `devices`. `nbytes` is a multiple of
+    `Multicast.granularity(devices)`.
 
     The constructor only creates the object; call `add`, `bind_memory` or `bind_address`, `map` and `set_access` in this
     order. `close()` undoes these steps in reverse order; no kernel may use the addresses then. Close the object before
-    the memory that is bound to it. Its methods use no stream: they act at once, and may wait for the fabric manager.
+    the memory that is bound to it is freed. The methods of the object use no stream: they act at once, and may wait for
+    the fabric manager.
 
     Raises Unsupported if a veto forbids multicast (checked before any driver call), for a single device, and for a
     device without multicast; ArgumentError for wrong sizes and devices; CaptureError while the device's own stream is
     being captured; MulticastError, with the meaning of the code, if a driver call fails.
 
-    If the devices belong to several processes, `devices` are those of this process, `count` is the number of all, and
-    `nbytes` is the same in all processes. One process creates the object and exports a descriptor; the others pass it
-    as `descriptor`, and still own it. Binding and mapping wait for the devices of all processes, which cannot be
-    checked here.
+    If the devices belong to several processes, `devices` are those of this process, `count` is the number of devices in
+    all processes, and `nbytes` is the same in all processes. One process creates the object and exports a descriptor;
+    the others pass it as `descriptor`, and still own it. Binding and mapping wait for the devices of all processes,
+    which cannot be checked here.
     """
 
     def __init__(

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether multicast objects may be created on some devices: whether a veto forbids it, and whether the devices can.
+"""Whether multicast objects may be created on some devices: whether a veto forbids multicast, and whether the devices
+support it.
 
 Multicast depends on software outside the process, the fabric manager of the NVSwitches. If a set-up fails there, the
-GPUs of a host can become unusable. So environment variables can forbid multicast (a *veto*), also those of other
-libraries. Every path that could create a multicast object calls `require_multicast` before its first driver call:
-`df.Multicast`, `Group.symmetric(multicast=True)` and `use_multimem=True`. Support is read from a device attribute;
-no object is created to find out.
+GPUs of a host can become unusable. So environment variables, also variables of other libraries, can forbid multicast (a
+*veto*). Every path that could create a multicast object calls `require_multicast` before its first driver call:
+`df.Multicast`, `Group.symmetric(multicast=True)` and `use_multimem=True`. Support is read from a device attribute; no
+object is created to find out.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ def _disables(word: str) -> bool:
 def vetoes() -> list[str]:
     """The vetoes that are set, as `NAME=value`; empty if multicast is allowed.
 
-    A variable of `VETOES` with any text is a veto unless its value clearly allows multicast. If "0" forbids multicast,
-    numbers above 0 and words such as "true" allow it; if "1" forbids it, "0" and words such as "false" do. The setting
-    `multicast` can forbid multicast in code even if the environment allows it, but it cannot lift a veto of the
-    environment.
+    A variable of `VETOES` with any text is a veto unless its value clearly allows multicast. A variable that forbids
+    multicast with "0" allows it with numbers above 0 and words such as "true". A variable that forbids multicast with
+    "1" allows it with "0" and words such as "false". The setting `multicast` can forbid multicast in code even if the
+    environment allows it, but it cannot lift a veto of the environment.
     """
     found = []
     for name, value in VETOES.items():

@@ -21,7 +21,8 @@ class Block:
     """An allocation: its address, the stream `home` on which it is freed, and `users`, the streams whose work comes
     before the free.
 
-    A foreign stream may be destroyed before the free, so an event after its work is kept in place of it (`events`).
+    A foreign stream may be destroyed before the free. So `events` has an event after the work of each foreign stream,
+    in place of the stream.
     """
 
     __slots__ = ("events", "home", "nbytes", "ptr", "users")

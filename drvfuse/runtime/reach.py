@@ -47,8 +47,8 @@ def copyable_by(ptr: int, nbytes: int, copier: Device) -> bool:
     """True if cuMemcpyDtoDAsync in the context of `copier` can copy the `nbytes` bytes at `ptr`, which may belong to
     any device.
 
-    The rules are those of `readable_by`, but memory of cuMemAlloc needs no peer access. (cuMemcpyPeerAsync can
-    copy from any device memory.)
+    The rules are those of `readable_by`, except that memory of cuMemAlloc needs no peer access. (cuMemcpyPeerAsync
+    needs no peer access for any memory.)
     """
     return _reached_by(ptr, nbytes, copier, lambda *_: True)
 

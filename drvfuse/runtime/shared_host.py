@@ -34,7 +34,7 @@ def create(nbytes: int) -> int:
 
 
 class SharedHostMemory(Owned):
-    """`nbytes` of memory behind a file descriptor that `create` has returned, in this process or in another one.
+    """`nbytes` bytes of the memory of a file descriptor, which `create` has returned in this process or in another one.
 
     `ptr` is its address for the kernels of this process. The caller keeps the descriptor, and may close it. Views keep
     the memory mapped; after close() kernels cannot use it.

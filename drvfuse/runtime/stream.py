@@ -94,7 +94,7 @@ class Stream(Owned):
 
     `priority` is that of CUDA: lower numbers run first, and numbers out of range are clamped. `handle` is the CUstream
     as an int, and `__cuda_stream__` gives it to other libraries. `wrap` makes a Stream for a stream of another library.
-    A closed stream raises ClosedError.
+    Methods of a closed Stream raise ClosedError.
     """
 
     _default = False  # a default stream is that of the current context, so every call on it needs the device's context
@@ -213,9 +213,9 @@ class Stream(Owned):
     def mark(self) -> Event:
         """An event after the work that is queued on this foreign stream now. It stays valid if the stream is destroyed.
 
-        Must not be called in a capture. There is one event per handle, which each call records again. A new stream may
-        have the handle of a destroyed one, so this stream first waits for the event: then the event's new record covers
-        all earlier work too.
+        Must not be called in a capture. There is one event per stream handle, which each call records again. If a
+        stream was destroyed, a new stream may have its handle. So this stream first waits for the event: then the
+        event's new record covers the work of the destroyed stream too.
         """
         event = self.device.marks.get(self.handle)
         if event is not None:
@@ -278,8 +278,8 @@ class Stream(Owned):
         super().close()
 
     def last_event(self) -> Event | None:
-        """An event after all work of this stream. None for a stream that was closed while it was being captured,
-        after a fault, or together with its device.
+        """An event after all work of this stream. None if the stream was closed while it was being captured, after a
+        kernel of its context had failed, or together with its device.
         """
         return self._last if self.closed else self.record()
 

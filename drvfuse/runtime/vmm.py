@@ -29,8 +29,8 @@ _PINNED_ALLOCATION = "CU_MEM_ALLOCATION_TYPE_PINNED"
 class Undo:
     """A list of functions that undo steps: `with Undo() as undo: ...; undo.append(f, *args); ...; undo.commit()`.
 
-    If the block ends without commit, all functions are called in reverse order. Then the first failure of a function is
-    raised, unless the block ended by an error: that error is raised, with a note of the failure.
+    If the block ends without commit, all functions are called in reverse order. If the block raised an error, that
+    error is raised, with a note if a function failed. Otherwise the first failure of a function is raised.
     """
 
     def __init__(self) -> None:
@@ -242,7 +242,7 @@ class SymmetricBuffer(Owned):
     devices of this process.
 
     `nbytes` is the requested size, rounded up to the granularity. Each part has one address, which all devices use.
-    Contents are undefined at first. No kernel may use the memory when it is closed.
+    Contents are undefined at first. No kernel may use the memory when the buffer is closed.
 
     `multicast_ptr` is None unless `Group.symmetric(nbytes, multicast=True)` has made the buffer. Then it is one address
     of byte 0 of every part, valid on every device. Only `multimem` instructions may use it.
@@ -303,7 +303,7 @@ class SymmetricBuffer(Owned):
 
         `offset` is in bytes and a multiple of the element's size. Each array belongs to its device's own stream. The
         arrays keep the buffer alive; when the buffer is closed, any use of them raises ClosedError. Raises
-        ArgumentError if they do not fit into `nbytes`.
+        ArgumentError if an array does not fit into its part.
         """
         from .array import check_shape, element_count, view
 

@@ -66,9 +66,9 @@ class Trace:
     """Records of the phases of the blocks of traced launches, on the ranks of a group or on one device.
 
     Pass it to an op as `trace=`; any number of ops and calls may share it. It has a buffer of `nbytes` on each device.
-    Every prepared call has a part of the buffer, until the call is dropped and then `clear()` is called. Each launch of
-    the call overwrites the records of its previous launch. A call raises ArgumentError before it launches anything if
-    the buffer has too little room.
+    Every prepared call has a part of each buffer. The part is free again once the call is dropped and `clear()` is
+    called after that. Each launch of the call overwrites the records of its previous launch. A call raises
+    ArgumentError before it launches anything if the buffer has too little room.
 
     A Trace cannot be made in a capture: it allocates memory, and waits until its buffers are zeroed.
     """
@@ -111,8 +111,8 @@ class Trace:
     ) -> list[Section]:
         """For ops: reserve room for a launch of `kernel` on each of `devices`, with `blocks` blocks.
 
-        A block has up to `phases` phases, and waits `rounds` times for `peers` peers. `writers` of its threads write
-        records, each into its own words.
+        A block has up to `phases` phases, and waits `rounds` times for `peers` peers. `writers` threads of a block
+        write records, each into words of its own in shared memory.
 
         Raises ArgumentError, and reserves nothing, if one block or all blocks need too many words.
         """

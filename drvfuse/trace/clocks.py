@@ -30,9 +30,10 @@ POLLS = 1 << 20  # polls until a kernel gives up: they take a second or more ove
 class Clock:
     """The clocks of one device.
 
-    `resolution_ns` is the step of the global timer, which gives the time of a block's entry. `cycles_per_ns` is the
-    rate of the SMs' clocks, which give times inside a block. `offset_ns` is the global timer minus that of the first
-    rank, with an error of at most `error_ns`, which is infinite if the two devices could not be compared.
+    `resolution_ns` is the step of the device's global timer, which gives the time of a block's entry. `cycles_per_ns`
+    is the rate of the SMs' clocks, which give times inside a block. `offset_ns` is this global timer minus the global
+    timer of the first rank's device. Its error is at most `error_ns`, which is infinite if the two timers could not be
+    compared.
     """
 
     resolution_ns: float
@@ -54,7 +55,7 @@ def measure(devices: Sequence[Device], readable: bool) -> tuple[Clock, ...]:
     """The clocks of `devices`. If the devices can read each other's memory (`readable`), each clock is compared with
     the clock of the first device.
 
-    Runs small kernels on the devices' own streams, one after the other, and waits for them.
+    Runs small kernels on the devices' own streams, for one device after the other, and waits for them.
     """
     if devices[0].driver.name == "emu":
         return (VIRTUAL,) * len(devices)

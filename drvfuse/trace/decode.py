@@ -112,11 +112,11 @@ def _cycles(words: Array, entry: Array) -> Array:
 
 
 def _placed(table: Array, length: Array, clock: Clock) -> tuple[Array, Array]:
-    """For each block, how many ns its entry was later than the value that the global timer had at the entry, and the
-    number of cycles per ns.
+    """For each block, the delay of its entry: the time of the entry minus the value that the global timer had then, in
+    ns. Also for each block, the number of cycles per ns.
 
-    The timer advances in ticks, so its value may be up to one tick old. The value at the block's exit, `length` cycles
-    later, bounds the time of the entry inside its tick. The result is the middle of the possible interval.
+    The timer advances in ticks, so its value may be up to one tick old. The timer's value at the block's exit, `length`
+    cycles later, gives further bounds of the delay. The result is the middle of the interval that remains.
     """
     tick = clock.resolution_ns
     took = _cycles(table[:, 2], table[:, 0])

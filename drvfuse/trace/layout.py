@@ -40,15 +40,16 @@ class TraceParams(ctypes.Structure):
 def block_words(phases: int, waits: int) -> int:
     """The number of words, which is even, for a block with up to `phases` phases and `waits` waits.
 
-    The word of the last phase, "finish", is in the header. So at least one of the `phases` words stays 0; if none does,
-    the block had too many phases.
+    The words are the header, one word for each wait and one for each phase. The time of the last phase, "finish", is in
+    the header. So at least one of the `phases` words stays 0; if none is 0, the block had too many phases.
     """
     return -(-(HEADER_WORDS + waits + phases) // 2) * 2
 
 
 def capacity(words: int) -> int:
-    """The number of words for which a kernel is compiled if its blocks need `words`. There are few such numbers, since
-    each needs its own kernel."""
+    """The number of words for which a kernel is compiled if its blocks need `words`: a power of two. There are few such
+    numbers, since for each of them the kernel is compiled separately.
+    """
     return max(LEAST_WORDS, 1 << (words - 1).bit_length())
 
 

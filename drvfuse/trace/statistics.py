@@ -49,8 +49,9 @@ class Skew:
 
 @dataclass(frozen=True)
 class Wait:
-    """The mean and the largest time that blocks of `rank` waited for `peer`, and the share of the blocks' barriers at
-    which `peer` arrived last of all peers."""
+    """The mean and the largest time that blocks of `rank` waited for `peer`, and the share of these blocks' barriers at
+    which `peer` arrived last of all peers.
+    """
 
     rank: int
     peer: int
