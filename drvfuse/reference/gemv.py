@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The matrix-vector product with partial RMSNorm in numpy, bit for bit, with every rounding of the kernel in order."""
+"""The matrix-vector product with an RMSNorm of the first columns of its result, in numpy: the bits of the kernel, as every
+rounding is done in the kernel's order."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Barriers of a block and of a warp in the race detector.
 //
-// A barrier joins the clocks of its lanes (join_lanes), and gives each lane the result and one common time
-// (give_lanes). The common time is later than the time of every lane before the barrier, so an item with the common
-// time, in the common clock, makes all accesses known that the lanes made before the barrier. After a barrier of all
-// threads of a block, RaceBlock::barrier_time is the common time of the whole block, and the clock needs no item.
+// A barrier joins the clocks of its lanes (join_lanes), and gives the joined clock and a new time to each lane
+// (give_lanes). The new time is later than the time of every lane before the barrier. So one Item (clock.cuh) with the
+// new time, in the joined clock, makes all accesses known that the lanes made before the barrier. After a barrier of
+// all threads of a block no Item is needed, as RaceBlock::barrier_time holds the new time.
 // Invariant: each thread of a block knows all accesses of the block before barrier_time.
 //
 // Unless `strict`, a barrier of the block also joins what its threads have fenced (fence_release) and what they have

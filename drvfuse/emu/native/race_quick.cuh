@@ -190,7 +190,8 @@ FN u32 quick_write(QuickAccess* access, Ref* cell, Ref* pool) {
     return 1;
 }
 
-// Tries the quick way for an access. Returns 1 if the access is checked and recorded, else 0 or CHECK_ALL_READS.
+// Tries the quick way for an access. Returns 1 if the access is checked and recorded. Otherwise the caller has to call
+// check_line: after CHECK_ALL_READS with a check of all reads of the list, after 0 without.
 FN u32 race_quick(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     Launch* l = t->launch;
     Block* b = t->block;

@@ -44,5 +44,6 @@ class CallOptions:
         pdl = options.pdl_level(pdl_level)
         blocks = options.block_limit(max_num_blocks, group.max_blocks)
         traced = None if trace is None else CallTrace([rank.device for rank in group], trace, "group")
-        one_grid = max_num_blocks is not None or traced is not None  # a trace has room for the blocks of one grid
-        return cls(op, group, algo, pdl, blocks, blocks if one_grid else group.max_blocks_alone, traced)
+        # Push launches of a group that is alone may have more blocks, but a trace has room for `blocks` only.
+        limited = max_num_blocks is not None or traced is not None
+        return cls(op, group, algo, pdl, blocks, blocks if limited else group.max_blocks_alone, traced)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The matrix-vector product with a partial RMSNorm, on one device."""
+"""The matrix-vector product with a partial RMSNorm (of the first columns of the result), on one device."""
