@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The matrix-vector product with an RMSNorm of the first columns of its result, in numpy: the bits of the kernel, as every
-rounding is done in the kernel's order."""
+"""The matrix-vector product with an RMSNorm of the first columns of its result, in numpy: the bits of the kernel, since
+every rounding is done in the kernel's order."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def gemv_partial_norm(
     """
     target = out_dtype or ("bfloat16" if dtypes.get(act.dtype).fp8_max is not None else act.dtype)
     lead = act.shape[:-1]
-    if act_scales is not None and act_scales.ndim:  # scales of groups have as many axes as act, scales of rows fewer
+    if act_scales is not None and act_scales.ndim:  # scales of groups have an axis for the groups
         act_scales = act_scales.reshape(-1, *act_scales.shape[len(lead) :])
     y = row_products(act.reshape(-1, act.shape[-1]), weight, weight_scales, act_scales)
     with np.errstate(all="ignore"):
