@@ -87,8 +87,9 @@ class CollectiveCalls:
 
     def check(self, algo: str) -> None:
         """Make a call on the first set of inputs. Raises DrvfuseError unless its results on every local rank equal
-        those of `drvfuse.reference` bit for bit. Sums in an unspecified order (by multimem or an exchange engine) are
-        not compared."""
+        those of `drvfuse.reference` bit for bit. Results are not compared if the order of their additions is
+        unspecified, as with multimem or some exchange engines.
+        """
         (call,) = self.prepared(algo, sets=1)
         for result in self.results:
             result.clear()
@@ -104,8 +105,9 @@ class CollectiveCalls:
                     raise DrvfuseError(f"{call.describe()}: {result.name} of rank {rank.index} are wrong")
 
     def times(self, algo: str, calls: int) -> dict[str, Any]:
-        """The time of a call for each level of PDL, in graphs of at least `calls` calls, and the algorithm that "auto"
-        chose. `check` has compared the results before."""
+        """Check the results of the algorithm, then return by name: the time of a call for each level of PDL, in graphs
+        of at least `calls` calls, and, as "algo", the algorithm that ran, which "auto" may have chosen.
+        """
         self.check(algo)
         found: dict[str, Any] = {}
         for name, level in LEVELS.items():
@@ -154,8 +156,9 @@ def chained(gemvs: Calls, calls: Calls) -> Calls:
 def inputs_of(
     group: Group, banks: Sequence[Host], rows: int, sets: int, arrays: Callable[[], list[Array]]
 ) -> list[list[Array]]:
-    """Make `sets` sets of inputs. The input of a rank repeats the rows of its bank, `banks[rank]`; in each further set
-    the columns are shifted by one more. `arrays` allocates the arrays of a set."""
+    """Make `sets` sets of inputs. The input of a rank repeats the rows of its bank, `banks[rank]`; in set i, from 0,
+    the columns are rotated by i places. `arrays` allocates the arrays of a set.
+    """
     found = []
     for turn in range(sets):
         found.append(arrays())

@@ -3,9 +3,9 @@
 the same run measures.
 
 A figure is the time of a CUDA graph of back-to-back calls, which use several sets of inputs in turn, divided by the
-number of calls. For "adds" a chain of GEMVs, launched with PDL, is timed without calls and with a call after each GEMV:
-the difference is the time that a call adds. A peer of the fused op is a sequence: the peer's all-reduce, then a
-compiled norm and quantisation.
+number of calls. For "adds" a chain of GEMVs, launched with PDL, is timed twice: alone, and with a call after each GEMV.
+The difference, divided by the number of calls, is the time that a call adds. A peer of the fused op is a sequence: the
+peer's all-reduce, then a compiled norm and quantisation.
 """
 
 from __future__ import annotations

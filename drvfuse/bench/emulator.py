@@ -22,8 +22,8 @@ HEAD, TEXT_COLUMNS = ["algorithm", "detector", "first s", "slowest s"], 2
 
 
 def measure(gpus: int, rows: int, cols: int, calls: int, seeds: int) -> Iterator[dict[str, Any]]:
-    """Yield a result for each algorithm, without and with the detector. A result has, for each seed, a list of the CPU
-    seconds of each call.
+    """Yield two results for each algorithm, one without and one with the race detector. A result has, for each seed, a
+    list of the CPU seconds of each call.
 
     Raises DrvfuseError if the machine reports something.
     """

@@ -34,8 +34,9 @@ def launch_us(group: Group, pdl: bool, calls: int) -> Timing:
 def least_wire_bytes(op: str, residual: bool, ranks: int, nbytes: int) -> int:
     """The fewest bytes that a rank can receive for `nbytes` of input per rank.
 
-    For an all-reduce it is the smaller of the numbers for one shot and for two shots. The fused op may gather FP8 rows
-    instead, unless every rank needs the sums too, as residual output.
+    For an all-reduce it is the smaller of two numbers: that of an algorithm of one shot, and that of an algorithm of
+    two. For the fused op without residual output there is a third number, that of two shots whose second one gathers
+    FP8 rows in place of sums.
     """
     one, two = (ranks - 1) * nbytes, 2 * (ranks - 1) * nbytes // ranks
     gathered = 3 * (ranks - 1) * nbytes // (2 * ranks)

@@ -14,8 +14,9 @@ PLAIN = "row"
 class Form:
     """The arguments of a fused op that differ between forms.
 
-    `residual` is the dtype of residuals and residual outputs, None if there are none. `head_columns` is 0 if rows have
-    no heads. `normed` says whether the normed rows are stored too.
+    `residual` is the dtype of residuals and residual outputs, None if there are none. If `head_columns` is not 0, the
+    norm is computed separately for each head, which is `head_columns` adjacent columns of a row. `normed` says whether
+    the normed rows are stored too.
     """
 
     quantisation: Quantisation = Quantisation.per_row()
@@ -34,8 +35,9 @@ class Form:
         return self == Form(self.quantisation) and self.quantisation.scales is not None
 
     def fits(self, columns: int) -> bool:
-        """Whether rows of `columns` columns consist of whole heads, and heads of whole groups. A row without heads
-        counts as one head."""
+        """Whether rows of `columns` columns consist of whole heads, and heads of whole groups. If rows are not divided
+        into heads, a row counts as one head.
+        """
         of_norm = self.head_columns or columns
         return columns % of_norm == 0 and of_norm % (self.quantisation.group or 1) == 0
 

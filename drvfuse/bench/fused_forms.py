@@ -34,8 +34,8 @@ TEXT_COLUMNS = 5
 def received_bytes(op: str, algo: str, ranks: int, rows: int, columns: int, form: Form) -> float:
     """The number of bytes that each rank receives in a call. By algorithm or op, these bytes are:
 
-    - push_one_shot: the 16-bit inputs of all other ranks. If the workspace is small, one_stage runs in its place, and
-      reads as many bytes.
+    - push_one_shot: the 16-bit inputs of all other ranks. If the workspace is too small for push_one_shot, one_stage
+      runs in its place, and receives the same number of bytes.
     - push_two_shot: the other ranks' inputs for the rank's own rows, and the results of all other rows. The results are
       the residual output if there is one, otherwise codes, scales and normed rows.
     - reduce_scatter_rmsnorm_fp8: the other ranks' inputs for the rank's own rows.

@@ -2,11 +2,12 @@
 """Times of the GEMV with partial RMSNorm, compared with kernels that only read the weights, and with torch.
 
 All arrays are bfloat16, and act has one row by default. Calls use several weights in turn, more than L2 holds. "read"
-is the fastest of some kernels that load the same bytes and compute nothing. drvfuse's figures differ in the normed
-columns: "none" has no normed column, "normed" those of the shape, and "all" has only normed columns. "ON" and "EARLY"
-are chains of dependent launches, EARLY with `PDLLevel.OVERLAP_AT_BEGINNING`; "traced" is "normed" with a trace. "FP8
-weight" is "normed" with a float8_e4m3fn weight and a scale for each of its rows; "FP8 act" also has a float8_e4m3fn act
-and a scale for each group of 128 columns.
+is the fastest of some kernels that load the same bytes and compute nothing. drvfuse's figures differ in how many
+columns of the output are normed: no column in "none", all columns in "all", and in all other figures as many as the
+benchmark's shape says. "normed" is an ordinary launch with a bfloat16 weight. "ON" and "EARLY" are chains of dependent
+launches, with `PDLLevel.ON` and `PDLLevel.OVERLAP_AT_BEGINNING`. "traced" records a trace. "FP8 weight" has a
+float8_e4m3fn weight and a scale for each of its rows. "FP8 act" has this weight, a float8_e4m3fn act, and a scale for
+each group of 128 columns of act.
 """
 
 from __future__ import annotations
@@ -137,7 +138,8 @@ class Bench:
         weight: str = "bfloat16",
     ) -> list[Callable[[], object]]:
         """A call of the op with each of the weights. An FP8 weight has a scale for each row. An FP8 act has a scale for
-        each group of 128 columns."""
+        each group of 128 columns of a row.
+        """
         device, random = self._device, self._random
         x = device.array(random.standard_normal((rows, k)).astype(dtypes.get(act).numpy))
         gamma = device.array(random.standard_normal(n_normed).astype(dtypes.get("bfloat16").numpy))

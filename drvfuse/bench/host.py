@@ -45,7 +45,7 @@ class Case(NamedTuple):
     """A call with small arrays, which returns before its work is complete. `streams` are the streams of `prepared`, and
     `wait` waits for the end of a burst of calls.
 
-    `prepare` prepares the call again, and `traced` with a trace.
+    `prepare` prepares the call again, and `traced` prepares it with a trace.
     """
 
     name: str
@@ -99,8 +99,8 @@ def cases(driver: Driver, ranks: int) -> Iterator[list[Case]]:
 
 
 def measure(driver: Driver, ranks: int) -> list[dict[str, Any]]:
-    """For each case the microseconds of one call by each way of launching it. They are medians over bursts of calls;
-    the bursts of the different ways alternate.
+    """For each case, and each way of launching its call, the microseconds of one call. They are medians over bursts of
+    calls; the bursts of the different ways alternate.
     """
     with cases(driver, ranks) as every:
         return [_measured(case) for case in every]

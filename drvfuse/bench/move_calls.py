@@ -23,8 +23,9 @@ OPS: dict[str, Any] = {"all_gather": all_gather, "broadcast": broadcast, "all_to
 
 
 def unit_of(ranks: int) -> int:
-    """The number of bytes that must divide every size, so that the part of an input for each rank consists of whole
-    packs."""
+    """A number of bytes. The size of a call is rounded up to a multiple of it, so that the part of an input for each
+    rank consists of whole packs.
+    """
     return 16 * ranks**2
 
 

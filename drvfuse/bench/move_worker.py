@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NCCL's all-gather, broadcast and all-to-all, in a process of `peer_worker`, with torch.
 
-A shape of the plan is (1, bytes of a rank's output).
+A shape in the JSON object that `peer_worker` gets is (1, bytes of a rank's output).
 """
 
 from __future__ import annotations

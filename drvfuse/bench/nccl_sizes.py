@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The common parts of the measurements of NCCL's collectives by size, in a process of `peer_worker`, with torch.
 
-A shape of the plan is (1, number of bytes). The peer "NCCL windows" is NCCL with inputs and outputs in its symmetric
-windows.
+A shape in the JSON object that `peer_worker` gets is (1, number of bytes). The peer "NCCL windows" is NCCL with inputs
+and outputs in its symmetric windows.
 """
 
 from __future__ import annotations

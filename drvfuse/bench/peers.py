@@ -71,8 +71,9 @@ def measure(
 
 
 def _figures(records: Sequence[dict[str, Any] | None], reason: str) -> Figures:
-    """The figures of one peer and shape, from the ranks' records under one key. The time of a replay is the slowest
-    rank's."""
+    """The figures of one peer and shape, from the record of each rank, which is None if there is no record. The time of
+    a replay is the slowest rank's.
+    """
     for record in records:
         if record is not None and "failed" in record:
             return {"failed": record["failed"]}
@@ -91,8 +92,8 @@ def _figures(records: Sequence[dict[str, Any] | None], reason: str) -> Figures:
 
 
 def _records(path: Path) -> dict[Key | None, dict[str, Any]]:
-    """The records that a process has written, with the reason of a failure under the key None. The last line may be
-    incomplete.
+    """The records that a process has written, by (rows, columns, residual). A record under the key None says why the
+    process failed. An incomplete last line is ignored.
     """
     found: dict[Key | None, dict[str, Any]] = {}
     for line in path.read_text().splitlines() if path.exists() else []:

@@ -2,8 +2,8 @@
 """A rank of `bench.processes`: `python -m drvfuse.bench.process_worker NODES`, with the variables of torchrun.
 
 It reads requests, one JSON object per line, until the end of its input. An object with `op`, `rows`, `cols`, `algo`,
-`sets` and `calls` prepares that call, and is answered with the algorithm that was chosen. For the object {} one replay
-is timed, and the answer is its microseconds.
+`sets` and `calls` prepares calls of that op, captures them in a graph, and is answered with the algorithm that was
+chosen. For the object {} one replay of this graph is timed, and the answer is the microseconds per call.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 """Measures NCCL's reduce-scatter, alone and with a compiled norm, and several NCCL all-reduces in one group call. Runs
 in a process of `peer_worker`, with torch.
 
-A shape of the plan is (1, number of bytes of a rank's bfloat16 input). The fused op is NCCL's reduce-scatter, then
-residual, RMSNorm and FP8 with a scale per row in one compiled kernel.
+A shape in the JSON object that `peer_worker` gets is (1, number of bytes of a rank's bfloat16 input). In place of the
+fused op, NCCL's reduce-scatter is followed by one compiled kernel, which adds the residual and computes RMSNorm and FP8
+with a scale per row.
 """
 
 from __future__ import annotations

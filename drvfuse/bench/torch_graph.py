@@ -16,7 +16,8 @@ def torch_us_per_call(function: Callable[..., Any], arguments: Sequence[tuple[An
 
 
 def torch_times(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[float]:
-    """Replay a graph of one call with each of `arguments`, and return the microseconds per call of each replay.
+    """Capture a graph of calls of `function`, one call for each entry of `arguments`. Replay the graph, and return the
+    microseconds per call of each replay.
 
     An untimed replay directly precedes each timed one. So processes whose functions wait for one another begin the
     timed replay at about the same time.

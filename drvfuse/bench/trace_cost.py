@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cost of tracing, and the accuracy of the clocks.
 
-Times are microseconds per call inside a CUDA graph of back-to-back calls, which use some sets of inputs in turn,
-without and with a trace. Replays of the two graphs alternate, and their medians are compared; "spread" is the larger of
-their two interquartile ranges. The GEMV runs on the first GPU, with more weights than L2 holds. A row also shows the
-resolution and error of the clocks in its trace.
+Times are microseconds per call inside a CUDA graph of back-to-back calls, which use several sets of inputs in turn. One
+graph has no trace, another one has a trace. Replays of the two graphs alternate, and the medians of their times are
+compared; "spread" is the larger of the two interquartile ranges. The GEMV runs on the first GPU, with weights that are
+larger than L2 in all. A row also shows the resolution and error of the clocks in its trace.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _calls(over: CollectiveCalls, algo: str, trace: Trace | None) -> Calls:
 
 def _calls_per_graph(rows: int, cols: int) -> int:
     """The number of calls per graph. It is smaller for large inputs, since the trace must hold the records of all
-    calls, and a longer call has more of them.
+    calls, and a call on larger inputs has more records.
     """
     nbytes = 2 * rows * cols
     return 50 if nbytes <= 1 << 20 else 20 if nbytes <= 8 << 20 else 10

@@ -19,8 +19,9 @@ COLUMNS = 4096
 
 
 class Measurement(NamedTuple):
-    """The calls from whose times one `Cost` is computed: calls of an op by an algorithm, with each of two numbers of
-    rows. If `private` is true, no peer can read the inputs, so they are staged."""
+    """What is timed to compute one `Cost`: an op by an algorithm, once with each of two numbers of rows. If `private`
+    is true, no peer can read the inputs, so they are staged.
+    """
 
     op: str
     algo: str

@@ -49,7 +49,8 @@ class Check:
 
 
 def choose_driver(asked: str | None, gpus: int | None) -> tuple[str, int, str]:
-    """(driver, number of GPUs, the line that names them). Falls back to the emulated driver only if `asked` is None.
+    """Return the driver, the number of GPUs, and a line of text that names both. Falls back to the emulated driver only
+    if `asked` is None.
 
     Raises DriverUnavailable if the driver `asked` cannot be used, and ArgumentError if it has too few devices.
     """

@@ -13,7 +13,9 @@ def matrix_shape(text: str, option: str = "--shape") -> tuple[int, int]:
 
 
 def gemv_shape(text: str) -> tuple[int, int, int]:
-    """Read N, K and the number of normed columns from the value of `--shape`. The default of the last is 3 N / 4."""
+    """Read N, K and the number of normed columns from the value of `--shape`. Without a number of normed columns it is
+    3 N / 4.
+    """
     n, k, *rest = _numbers("--shape", text, "N x K or N x K x normed columns, such as 2112x7168x1536", 2, 3)
     n_normed = rest[0] if rest else 3 * n // 4
     if n_normed > n:

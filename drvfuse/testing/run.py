@@ -39,8 +39,9 @@ class Reports:
         return [r for r in self.all if r.finding and not any(r is e for e in self._expected)]
 
     def expect(self, kind: str | None = None, match: str | None = None) -> Report:
-        """Take the oldest report of a kind in whose text the regular expression `match` is found. The test does not
-        fail for this report. It fails if there is no such report.
+        """Return the oldest report that is not expected yet, is of this kind, and has a match of the regular expression
+        `match` in its text. From now on this report is expected: the test does not fail for it. The test fails if there
+        is no such report.
         """
         __tracebackhide__ = True
         there = [r for r in self.all if not any(r is e for e in self._expected)]

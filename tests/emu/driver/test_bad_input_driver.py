@@ -2,7 +2,8 @@
 """Bad input to the emulated driver: the error code that a GPU's driver gives, and a report that says what happened.
 
 The codes for images, memory and destroyed contexts were measured on an H200 with driver 580. That driver loads a cubin
-for its GPU; the emulated driver refuses every cubin, with the code that a GPU's driver has for another architecture.
+that was made for its GPU. The emulated driver refuses every cubin, with the code that a GPU's driver returns for a
+cubin of another architecture.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ def _read(cuda: Any, pointer: Any, *shape: int) -> np.ndarray:
 
 
 def _end(p: Any, end: str, kind: Any, address: int, at: tuple[int, int, int], pitch: int, height: int) -> None:
-    """Set the source or the target (`end`) of a copy: x, y and z of its first byte, bytes of a row, rows of a layer."""
+    """Set the fields of a copy's source or target (`end`): its memory, the x, y and z of the first byte, the bytes from
+    one row to the next (`pitch`), and the rows from one layer to the next (`height`).
+    """
     fields = dict(zip(("XInBytes", "Y", "Z"), at, strict=True)) | {"MemoryType": kind, "Pitch": pitch, "Height": height}
     fields["Host" if kind == HOST else "Device"] = int(address)
     for name, value in fields.items():

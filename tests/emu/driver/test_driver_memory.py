@@ -439,8 +439,9 @@ def test_writes_to_read_only_memory_are_refused(machine: Machine, cuda: Any, que
     assert machine.reports[-1].kind == "read_only"
 
 
-# Memory of device 1, and whether three calls in the context of device 0 accept it, as measured on an H200: a copy, a
-# fill, and a peer copy that names the context of device 0 for it.
+# By kind of memory of device 1: whether three calls accept it while the context of device 0 is current, as measured on
+# an H200. The calls are a copy, a fill, and cuMemcpyPeerAsync with the context of device 0 as the context of this
+# memory.
 FOREIGN = {
     "virtual, its own": (False, False, False),
     "virtual, of both": (True, True, True),

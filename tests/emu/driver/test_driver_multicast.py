@@ -134,7 +134,8 @@ CALLS = {
 
 def _ready(cuda: Any) -> tuple[Any, Any, int]:
     """Returns a multicast object to which only device 0 of two is added, memory of device 0, and the memory's address.
-    The reserved addresses after it are free."""
+    The reserved addresses that follow the memory are not mapped.
+    """
     primary(cuda)
     handle = ok(cuda.cuMulticastCreate(object_prop(2)))
     ok(cuda.cuMulticastAddDevice(handle, 0))

@@ -34,7 +34,9 @@ RAISE = "DRVFUSE_EMU_LOOP_LIMIT raises this limit"
 
 
 class Memory(Window):
-    """A window in which 100 bytes of device 2 lie at address `at`: at `AT` if the process has no other window."""
+    """A window in which 100 bytes of device 2 lie at the address `at`, which is `AT` if the process has no other
+    window.
+    """
 
     def __init__(self) -> None:
         super().__init__(1)

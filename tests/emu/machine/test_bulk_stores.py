@@ -30,8 +30,10 @@ def words(rng: np.random.Generator, count: int) -> np.ndarray:
 
 
 def copied(rig: Rig, program: str, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Run a program of one thread. At its start the shared memory `s` holds `source`, and the global memory `y` OLD.
-    Returns `y` as the thread reads it after the program, and as the host reads it after the launch."""
+    """Run a program of one thread. At its start the shared memory `s` holds `source`, and every word of the global
+    memory `y` is OLD. Returns the words of `y` twice: as the thread reads them after the program, and as the host reads
+    them after the launch.
+    """
     body = f"""{TOP}
 KERNEL k(const u32* x, u32* y, u32* out) {{
     __shared__ alignas(16) u32 s[{len(source)}];
@@ -80,8 +82,9 @@ COPY = "#define COPY(i) PUT(y + 8 * i, s + 8 * i, 32)\n"
 
 @pytest.mark.parametrize("program", GROUPS)
 def test_a_wait_ends_the_groups_that_it_names(rng: np.random.Generator, program: str) -> None:
-    """With seed 0 a wait completes no other groups; under other seeds it sometimes does. The end of the kernel
-    completes all."""
+    """Under seed 0 a wait completes only the groups that it has to wait for; under other seeds it sometimes completes
+    more groups. The end of the kernel completes all groups.
+    """
     source, made, early = words(rng, 24), 8 * GROUPS[program], set()
     issued = 8 * program.count("COPY(")
     for seed in SEEDS:

@@ -53,7 +53,8 @@ def _run(
     delay: bool = True,
     race: bool = False,
 ) -> list[int]:
-    """Launch kernel `k` on an array of zeros, on one device after another. Returns the array.
+    """Launch kernel `k` once on each device, without a wait between the launches, with one array of zeros as its
+    argument. Returns the array.
 
     With `race`, returns the array and the number of reports. Otherwise a report fails the test.
     """

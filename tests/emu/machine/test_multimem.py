@@ -47,8 +47,9 @@ COMBINE = {
 
 
 def _kernel(verb: str, form: str, vector: int, register: str, memory: str, multicast: str) -> str:
-    """A kernel's body. Each thread load-reduces an element or a vector and stores the result in `memory`, or loads the
-    value from `memory` and stores or reduces it by multicast."""
+    """A kernel's body. Each thread handles an element or a vector: it reads it by multimem.ld_reduce and stores the
+    result to `memory`, or it loads it from `memory` and writes it by multimem.st or multimem.red.
+    """
     names = [f"x{i}" for i in range(vector)]
     nbytes = int(register[1:]) // 8
     value = f"{{{', '.join(names)}}}" if vector > 1 else names[0]
@@ -96,8 +97,9 @@ def _values(rng: np.random.Generator, element: str, how: str) -> Any:
 
 
 def _expected(parts: list[Any], how: str, precision: Any) -> Any:
-    """The values of the members, combined in order in one precision with a rounding at each step, and rounded to the
-    type of the result."""
+    """`parts`, the values of the members of a multicast object, combined in order. Each step is computed in `precision`
+    and rounded to it; the result is rounded to the type of the values.
+    """
     dtype = parts[0].dtype
     with np.errstate(over="ignore"):
         total = parts[0].astype(precision)

@@ -244,8 +244,9 @@ def test_a_closed_machine_keeps_no_descriptor_open() -> None:
 def test_a_multicast_object_is_made_by_several_processes(
     machine: Machine, pair: tuple[Process, Process], rng: np.random.Generator
 ) -> None:
-    """Each process adds its device, binds its own memory and maps the object; a store of one reaches the memory of
-    both."""
+    """Each of two processes adds its device, binds its own memory and maps the object. A multicast store by one process
+    reaches the memory of both.
+    """
     prop = object_prop(2)
     prop.handleTypes = int(DESCRIPTOR)
     a, b = (process.driver for process in pair)

@@ -260,6 +260,8 @@ def _packed(*v: int, f: Callable[..., int]) -> int:
 
 
 def _loose64(*v: int, f: Callable[..., int]) -> int:
-    """The bits of an fp64 result of `f`, or -1 for any NaN, as `f` does not model the payloads that fp64 keeps."""
+    """The bits of an fp64 result of `f`, or -1 for any NaN: fp64 instructions keep the payload bits of a NaN operand,
+    which `f` does not model.
+    """
     r = f(*v)
     return -1 if is_nan(r, "f64") else r

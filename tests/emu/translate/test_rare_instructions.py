@@ -23,8 +23,9 @@ OPERATIONS = {
 
 
 def encloses(exact: Fraction, low: Fraction, high: Fraction, squares: bool) -> bool:
-    """Whether `exact` is between two different numbers, or equal to one of them. With `squares`, `exact` is the square
-    of the result of an instruction, and is compared with the squares of the numbers."""
+    """Whether low < high and low <= exact <= high. With `squares`, `exact` is the square of an instruction's exact
+    result, so the squares of `low` and `high` take their places.
+    """
     if squares:
         low, high = low * low, high * high
     return low <= exact <= high and low < high

@@ -119,7 +119,8 @@ class Case:
     strict  pairs that must be reported in the strict profile; None: those of `races`
     some    pairs of which at least one must be reported; the others may be
     maybe   pairs that may be reported, as they follow from the same mistake
-    edge    a pattern that the missing edge of every required race has to match, ignoring case
+    edge    a pattern that the text `edge` of every required report, which says what order is missing, has to match,
+            ignoring case
     detail  a further condition for each reported race
     late    the role that is late in the first run, in the second, and so on; None: no role, then each role
     values  the kernel's parameters at.a and at.b

@@ -91,8 +91,8 @@ def _fill_between(here: Lab) -> None:
 
 suite.add("dependent-behind-a-fill-is-an-ordinary-launch", WAITED, _fill_between)
 
-# Three launches in a chain. A wait covers the primary; it covers the launch before the primary only if the primary
-# has waited too.
+# Three launches in a chain. After a griddepcontrol.wait a thread is ordered after its primary, the previous launch. It
+# is ordered after the launch before the primary only if the primary has waited too.
 LINK = {"first": "", "trigger": "TRIGGER", "before": "TRIGGER", "after": ""}
 for name, wait, third, last, races in (
     ("all-wait", "GDC_WAIT", "GDC_WAIT LD(weak, x)  // @r", True, ""),
@@ -143,8 +143,8 @@ for name, wait, races in (("waits", "GDC_WAIT", ""), ("does-not-wait", "", "w~r"
     suite.add(f"dependent-in-a-graph-{name}", body, _captured, races=races)
 
 # Peers ----------------------------------------------------------------------------------------------------------------
-# After a barrier of both devices, each reads the input of the other one. Then the next kernel of each stream writes the
-# input of its own device.
+# Each of two devices runs a kernel that reads the input of the other device, after a barrier of both devices. Then the
+# next kernel of each stream writes the input of the device on which it runs.
 
 EXCHANGE = """
 u32* ours = at.a ? n : m; u32* theirs = at.a ? m : n;

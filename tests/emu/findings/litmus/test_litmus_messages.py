@@ -285,8 +285,9 @@ P(1) {
 )
 
 # Signals for other threads ------------------------------------------------------------------------------------------
-# Threads 0, 1 and 40 of block 0 and of block 1: the signal of one thread covers accesses of other threads of its block
-# only after a barrier that both threads have passed. The same holds for a wait.
+# An access by thread 0, 1 or 40 happens before a signal by thread 0 of its block only if both threads have passed a
+# barrier between the access and the signal; for thread 0 itself no barrier is needed. The same holds for an access
+# after a wait by thread 0.
 
 BEHALF = """
 if (blockIdx.x == 0) {

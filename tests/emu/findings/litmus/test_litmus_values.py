@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Litmus tests with threads of one block. If they store the same value to one word, that is a race in the strict
-profile only. In the second part the lanes of a warp store different elements.
+"""Litmus tests with threads of one block. If several threads store the same value to one word, that is a race in the
+strict profile only. In the second part the lanes of a warp store different elements.
 
-Adjacent elements of several lanes share an entry of the detector. An access to the element of one lane must not
-conflict with those of the others.
+Adjacent elements of several lanes share an entry of the detector. An access to the element of one lane must not be
+taken for a conflict with accesses to the elements of other lanes.
 """
 
 from __future__ import annotations
@@ -133,9 +133,10 @@ for (size, columns), (kind, first) in itertools.product(
     ):
         second = f"if ({who}) {fill(SECOND, where=where, **sizes)}"
         body = fill(ELEMENTS, first=fill(first, **sizes), between=between, second=second, **sizes)
-        # Several lanes store one value to the same element, which is a race in `strict`. If `second` follows at once,
-        # two things may happen, so the race is optional in both profiles. The record of a lane's second store may
-        # replace that of its first. Or a second store changes the value before another lane makes its first.
+        # Several lanes store one value to the same element, which is a race in the strict profile only. If nothing
+        # comes between the store `a` and the store `b`, the race may be reported or not, in both profiles, for two
+        # reasons. The detector's record of a lane's store `b` may replace that of the lane's store `a`. Or the store
+        # `b` of one lane changes the value before another lane makes its store `a`.
         doubles = "a~a" if kind == "written" and columns < 32 else ""
         hidden = doubles and between == ""
         suite.add(
