@@ -54,7 +54,9 @@ def _over_nodes(group: Group, op: str, rows: int, cols: int, settings: Settings)
     assert group.link is not None
     calls = calls_of(group, op, rows, cols, settings.sets)
     calls.check("auto")
-    joined = group.link.engine.name == "in process"  # the copies of this engine need one graph for all ranks
+    # The engine "in process" orders its copies by events between the ranks' streams, so all ranks must be captured in
+    # one graph. Other engines get a graph per rank.
+    joined = group.link.engine.name == "in process"
     time = partial(microseconds_per_call, group, calls_a_graph=settings.calls, joined=joined)
     found = {"off": figure(time(launches(calls.prepared("auto"))))}
     return {**found, "exchange": figure(time([_exchange(calls)]))}

@@ -2,10 +2,11 @@
 """A process that times one rank of a peer (a collective of another library) with torch. `peers` starts it as `python -m
 drvfuse.bench.peer_worker RANK PLAN`.
 
-PLAN is a JSON object that says what to measure. It has `peer`, `op`, `residuals`, `ranks`, `shapes`, `calls` (the
-number of calls per graph), `sets` (of inputs, which the calls use in turn), `weight_columns` (K of the GEMV, for each
-shape), `epsilon`, `folder` and `seconds`. The process writes `folder`/RANK, a JSON object per line: the times of a
-shape, in microseconds per call for each replay, or what failed.
+PLAN is a JSON object that says what to measure. It has `peer`, `op`, `residuals` (a list of booleans: each shape is
+timed with a residual for true, and without one for false), `ranks`, `shapes`, `calls` (the number of calls per graph),
+`sets` (the number of sets of inputs, which the calls use in turn), `weight_columns` (K of the GEMV, for each shape),
+`epsilon`, `folder`, and `seconds` (the time limit for waiting for the processes of other ranks). The process writes
+`folder`/RANK, a JSON object per line: the times of a shape, in microseconds per call for each replay, or what failed.
 
 A peer reduces its sets of inputs in turn, in place, so values grow to infinity, which does not change the time. Only
 "torch one-shot" has a separate output. For the fused op a compiled norm and quantisation follow the sum.

@@ -28,7 +28,9 @@ def torch_times(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...
         function(*values)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog thread queries events
+    # In the default mode, a query of an event by any thread would make the capture fail, and NCCL's watchdog thread
+    # queries events.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for values in arguments:
             function(*values)
     times = []

@@ -55,7 +55,8 @@ def time_collectives(arguments: argparse.Namespace) -> Started:
 
 
 def _with_peers(arguments: argparse.Namespace) -> bool:
-    """Whether peers are measured: as the option says, by default if torch is installed."""
+    """Whether peers are measured: as `--peers` or `--no-peers` says; without these options, if torch is installed and
+    the GPUs are real."""
     emulated = arguments.driver == "emu"
     if arguments.peers and emulated:
         raise Unsupported("--peers needs real GPUs: on emulated ones only drvfuse runs")

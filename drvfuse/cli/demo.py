@@ -203,7 +203,9 @@ def run_demo(arguments: argparse.Namespace) -> int:
         if status:
             return status
     else:
-        blocks = min(64, device(driver=driver).sm_count // 2)  # the unfused sequence needs the other half
+        # At most half of the multiprocessors. The others are for groups of one rank, which run the sequences of unfused
+        # ops that are timed for comparison.
+        blocks = min(64, device(driver=driver).sm_count // 2)
         with (
             Group.local(gpus, driver=driver, max_blocks=blocks) as group,
             progress("compiling and running kernels", show=not arguments.json),

@@ -57,7 +57,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         with machine, emu.Server(machine, arguments.address) as server:
             print(f"{machine!r} is served at {server.address}", flush=True)
             stop.wait()
-    except ArgumentError as error:  # the arguments have the names of the options
+    # The error names an argument of Machine or Server. The option has the same name; name it instead.
+    except ArgumentError as error:
         raise ArgumentError(f"--{error.argument}", error.got, error.expected) from None
     for report in machine.reports:
         print(f"{report}\n", flush=True)

@@ -14,7 +14,7 @@ from .scratch import SUMS_AT
 
 MAX_COLUMNS = 32768  # the largest number of columns that the kernels take
 MAX_GRADIENTS = 3  # the largest number of arrays whose sum is the gradient
-DW_SEGMENTS = 132  # the largest number of segments of rows
+DW_SEGMENTS = 132  # the largest number of segments into which a kernel divides the rows
 # The largest numbers of rows and of elements for which cu/coat/fp8_rmsnorm_backward_few.cu is used.
 FEW_ROWS, FEW_ELEMENTS = 512, 1 << 21
 _SLICE = 32  # columns of a slice in cu/coat/fp8_rmsnorm_backward_few.cu; the slices are distributed over its blocks
@@ -64,7 +64,8 @@ class BackwardShape(NamedTuple):
             packs = max(4, packs)
         team_warps = -(-row_packs // (32 * packs))
         if few:
-            # The maximum number of warps of a block. A block with more warps takes longer to start.
+            # The maximum number of warps of a block: smaller for fewer rows, as a block with more warps takes longer to
+            # start.
             most = 4 if rows <= DW_SEGMENTS else 12 if rows <= 2 * DW_SEGMENTS else 16
             warps = team_warps * max(1, most // team_warps)
             return cls(packs, team_warps, 1, min(rows, 8 * warps), warps, True)
@@ -153,13 +154,15 @@ class BackwardPlan:
         and end at multiples of 16 bytes.
         """
         shape = BackwardShape.of(rows, columns)
-        if not sums and shape.few:  # without sums over rows, blocks take rows and not columns
+        # The kernel for few rows divides columns among its blocks to compute sums over the rows. A call without such
+        # sums uses the other kernel, whose blocks have rows only.
+        if not sums and shape.few:
             shape = shape._replace(segments=min(rows, DW_SEGMENTS), teams=shape.block_teams, few=False)
         smem = shape.sum_bytes(sums) if sums else 0
         # Ring::slot_bytes() of cu/coat/backward_ring.cuh, times the number of teams.
         slot = shape.block_teams * ceil_div(columns * (1 + 2 * gradients) + columns // QB * 2, 128) * 128
         copied = aligned and scales_aligned and columns % (8 * QB) == 0 and limits.capability >= _RING_CAPABILITY
-        # If each segment has a single row, no row is loaded ahead.
+        # If each segment has a single row, there is no next row that could be loaded ahead.
         fits = copied and not shape.few and rows > shape.segments
         ring = shape.ring_slots(rows, slot, limits.shared_bytes - 4096 - smem) if fits else 0
         kept = ring > 0 and shape.team_rows(rows) >= _LONG and not centred

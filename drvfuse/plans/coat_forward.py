@@ -21,7 +21,9 @@ _ONE_BLOCK_ELEMENTS = 8192  # the largest number of elements for which `FewRows`
 # The largest numbers of rows per multiprocessor for which `FewRows` is quicker than `ManyRows`: if blocks of `ManyRows`
 # can share rows, and if they cannot.
 _FEW_ROWS, _FEW_UNSHARED_ROWS = 8, 20
-_LAYER_ROWS = 512  # with fewer rows, cu/coat/fp8_layernorm_forward.cu is quicker: one grid barrier, not three
+# With fewer rows than this, LayerNorm uses cu/coat/fp8_layernorm_forward.cu. It has one grid barrier, and is then
+# quicker than the kernels of the plans below, whose blocks exchange data at least three times.
+_LAYER_ROWS = 512
 _EXCHANGE_ROWS = 16  # exchanging sums between blocks takes as long as the work on this number of rows of 512 columns
 _CLUSTER_CAPABILITY = (9, 0)  # the least compute capability with clusters
 _PORTABLE_CLUSTER = 8  # the number of blocks of a cluster that every device with clusters can run
@@ -269,8 +271,8 @@ class ManyRows(_Plan):
         each = ceil_div(segments, split)
         self.parts = ceil_div(segments, each)
         self.part_columns = each * _SEGMENT
-        # Small tiles if several blocks share rows, as there are few rows. Otherwise columns are stored with wider
-        # instructions.
+        # Several blocks share rows only if there are few rows; tiles are then small. Otherwise a lane has 16 rows of a
+        # tile, so that it stores columns with wider instructions.
         self.tile_rows, self.tile_columns = (4, 16) if self.parts > 1 else (16, 8)
         self.row_lanes = self.block_rows // self.tile_rows
         tile_columns = 32 // self.row_lanes * self.tile_columns

@@ -49,7 +49,7 @@ class Work:
     normed: bool = False  # the normed rows, in the inputs' dtype, are results too
     group: int = 0  # columns that share a scale; 0: one scale per row
     scales_itemsize: int = 4  # bytes of a scale
-    out_lanes: int = 1  # numbers that an element of the output holds
+    out_lanes: int = 1  # numbers that an element of the output holds: two in FP4, else one
 
     @property
     def width(self) -> int:
@@ -170,7 +170,8 @@ def _multimem_slot(work: Work, columns: int) -> int:
     are larger than the row); for its scales; and for its normed row."""
     row_packs = ceil_div(columns, work.width)
     row_bytes, sent = row_packs * PACK_BYTES, work.sent_bytes(row_packs)
-    if work.residual:  # residual_out overwrites the staged row, unless residual_out is larger
+    # In the staging, residual_out overwrites the row. If residual_out is larger than the row, it lies after the row.
+    if work.residual:
         return sent + (row_bytes if work.staged and sent > row_bytes else 0)
     normed = row_bytes if work.normed else 0
     result = row_bytes if work.staged else ceil_div(sent - normed, 16) * 16
@@ -252,6 +253,7 @@ def _rmsnorm_phases(work: Work, shape: LaunchShape, rows: int) -> int:
     """The number of phases that a traced block records in one chunk, if its rank reduces `rows` rows there: the sum,
     norm and store of each row."""
     each = ceil_div(rows, shape.blocks)
-    if work.algo == "two_stage" and work.residual:  # the sum of each row, then the phases of the rows of all ranks
+    # One phase for each row that the rank reduces, then three for each row of every rank.
+    if work.algo == "two_stage" and work.residual:
         return each * (1 + 3 * work.ranks)
     return 3 * each + (work.algo == "two_stage")

@@ -28,7 +28,9 @@ STAGES = 4  # the maximum number of stages in flight
 # Copies to shared memory are faster than loads if a row of the weight has at least COPIED_ROW_BYTES and a block at
 # least COPIED_ROWS rows. These numbers, and the sizes for copies and for loads, were timed on an H200.
 COPIED_ROW_BYTES, COPIED_ROWS = 7 << 10, 8
-MANY_COPIED_ROW_BYTES = 4 << 10  # COPIED_ROW_BYTES if act has several rows, whose products need many registers
+# Used instead of COPIED_ROW_BYTES if act has several rows. Their products need many registers, which leaves few for
+# loads, so copies are faster for shorter rows too.
+MANY_COPIED_ROW_BYTES = 4 << 10
 COPIED_STAGE_BYTES, COPIED_SUM_WARPS = 16 << 10, 2
 COPIED_BYTES = 96 << 10  # the maximum number of bytes of copies in flight: more would delay other reads
 LOADED_PACKS, LOADED_SUM_WARPS = 4, 4

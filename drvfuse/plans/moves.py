@@ -150,7 +150,8 @@ def push_shape(work: MoveWork, workspace_bytes: int) -> PushShape:
     threads = threads_of_unit(most)
     peers = work.ranks - 1
     per_unit = peers * (threads * PACK_BYTES + threads // 32 * _KEY_BYTES)
-    units = max(1, ceil_div(work.most, threads))  # at least one, as every rank must receive words from all others
+    # At least one unit, even if no bytes move to peers: every rank must receive words from all others.
+    units = max(1, ceil_div(work.most, threads))
     of_round, rounds = rounds_of(units, 1, per_unit, workspace_bytes)
     # With each unit a thread also copies one of the packs that stay on its rank.
     beside = of_round * rounds * threads if peers else 0
@@ -218,7 +219,8 @@ def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
     writes."""
     remote, own = work.remote, work.nbytes - work.remote
     if algo == "naive":
-        local = 4 * remote if staged else 2 * remote  # the driver reads on one device, and writes on the other
+        # A copy by the driver reads on one device and writes on the other. With staging each byte is copied twice.
+        local = 4 * remote if staged else 2 * remote
         return Traffic(2 * own + local, remote)
     once = sum(table[i][i - 1].nbytes for table in work.tables for i in range(work.ranks) if work.ranks > 1)
     if algo == "push" and work.same and work.ranks > 1:  # bytes are read once, for all peers and the rank's own output

@@ -98,7 +98,7 @@ def row_chunks(
     least = ceil_div(columns, width) + (columns % width != 0)  # the largest number of packs that a row may touch
     fits = _packs_that_fit(width, nodes, area, payload_bytes, least)
     if columns % width:
-        fits -= 1  # one pack less, as rows may begin within packs
+        fits -= 1  # rows that begin within a pack touch up to one pack more than their elements fill
     rows = max(1, min(max(counts), fits * width // columns))
     starts = [sum(counts[:rank]) for rank in range(len(counts))]
     found = []

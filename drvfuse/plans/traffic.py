@@ -54,7 +54,8 @@ def writing_results(algo: str, ranks: int, nbytes: int, to_outputs: bool = False
 
 
 def sending_words(ranks: int, nbytes: int) -> Traffic:
-    """Traffic of `nbytes` that push_two_shot sends into slots and that no rank stores as a result."""
+    """Traffic of `nbytes` of padding, which push_two_shot sends into slots with the results. No rank stores the
+    padding."""
     return Traffic(2 * (ranks - 1) * nbytes, (ranks - 1) * nbytes)
 
 
@@ -62,7 +63,8 @@ def adding_residual(algo: str, ranks: int, nbytes: int) -> Traffic:
     """Traffic of reading the residual and writing residual_out, the inputs' sum with the residual. With "two_stage"
     all ranks read residual_out from the payloads of the rows' owners.
     """
-    if algo == "push_two_shot":  # the owner reads the residual, and sends the sum
+    # The owner of a row reads its residual and sends residual_out into the slots of the others; each rank stores it.
+    if algo == "push_two_shot":
         return Traffic((3 * ranks - 1) * nbytes, (ranks - 1) * nbytes)
     if algo == "two_stage":
         return Traffic((3 + ranks) * nbytes, (ranks - 1) * nbytes)

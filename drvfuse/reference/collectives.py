@@ -107,9 +107,8 @@ def sum_bounds(inputs: Sequence[NDArray]) -> tuple[NDArray, NDArray]:
     sum_ranks(inputs)  # raises ArgumentError unless the inputs have one shape
     values = np.stack([np.asarray(each).astype(np.float64) for each in inputs])
     steps = (len(inputs) - 1) * 2.0**-24
-    slack = (steps / (1 - steps) + len(inputs) * 2.0**-53) * np.abs(values).sum(
-        axis=0
-    )  # 2**-53: the error of the float64 sum
+    # The term with 2**-53 is for the errors of the sums in float64 that this function computes.
+    slack = (steps / (1 - steps) + len(inputs) * 2.0**-53) * np.abs(values).sum(axis=0)
     with np.errstate(over="ignore"):
         low, high = ((values.sum(axis=0) + sign * slack).astype(np.float32) for sign in (-1, 1))
     return round_to(low, inputs[0].dtype), round_to(high, inputs[0].dtype)

@@ -107,7 +107,8 @@ def gemv_partial_norm(
     """
     target = out_dtype or ("bfloat16" if dtypes.get(act.dtype).fp8_max is not None else act.dtype)
     lead = act.shape[:-1]
-    if act_scales is not None and act_scales.ndim:  # scales of groups have an axis for the groups
+    # Make scales of rows [M], and scales of groups [M, groups]. A single scale has no axes, and stays as it is.
+    if act_scales is not None and act_scales.ndim:
         act_scales = act_scales.reshape(-1, *act_scales.shape[len(lead) :])
     y = row_products(act.reshape(-1, act.shape[-1]), weight, weight_scales, act_scales)
     with np.errstate(all="ignore"):

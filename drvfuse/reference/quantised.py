@@ -44,7 +44,7 @@ def quantisation(
     return scales, _inverse(scales.astype(np.float32))
 
 
-_of_rows = quantisation  # an alias that no parameter shadows
+_of_rows = quantisation  # for functions in which `quantisation` is a parameter, and so hides the function of that name
 
 
 def quantise(
@@ -90,7 +90,8 @@ def dequantise(output: NDArray, scales: NDArray | None, quantisation: Quantisati
 
 
 def _of_groups(maxima: Floats, quantisation: Quantisation) -> tuple[NDArray, Floats]:
-    """(scales, multipliers) of groups whose largest magnitudes are `maxima`."""
+    """(The scales of groups whose largest magnitudes are `maxima`, the numbers by which the values of each group are
+    multiplied before they are rounded to codes)."""
     target, kind = quantisation.dtype, quantisation.scales
     assert target is not None and kind is not None
     if target == FP4:
