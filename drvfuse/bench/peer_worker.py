@@ -105,7 +105,8 @@ def _measure_sums(rank: int, plan: dict[str, Any], write: Callable[..., None]) -
 
 
 def _screen(reduce: Reduce, x: Any, rank: int, ranks: int, reduces: bool) -> None:
-    """Raise ValueError if the peer's sums are wrong, so that the peer is not timed."""
+    """Raise ValueError if the peer's sums are wrong, so that the peer is not timed. Without `reduces` the peer computes
+    no sums, and nothing is checked."""
     if reduces:
         got = reduce(x.fill_(rank + 1))
         if not bool((got == ranks * (ranks + 1) // 2).all()):

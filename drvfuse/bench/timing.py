@@ -144,7 +144,9 @@ def copy_bandwidth(device: Device) -> float:
     source, target = device.empty(nbytes, "uint8"), device.empty(nbytes, "uint8")
     source.copy_from(np.random.default_rng(0).integers(0, 256, nbytes, np.uint8))
     times = []
-    for blocks in (4, 8, 32, 248):  # blocks per multiprocessor; with 248 a thread copies four vectors
+    # Numbers of blocks per multiprocessor. With 248 on 132 multiprocessors, nearly all threads make one pass of the
+    # kernel's loop, in which they copy four vectors.
+    for blocks in (4, 8, 32, 248):
         launch = copy_launch(source, target, blocks * device.sm_count)
         times.append(microseconds_per_call(device, [partial(launch, device.stream)]).median)
     return 2 * nbytes / min(times)

@@ -17,7 +17,7 @@ from ..plans.limits import MAX_RANKS
 from .options import program_of
 
 _MORE_THAN_SPIN = 5.0
-_MACHINE_SECONDS = 120.0  # time limit for a start, which may compile the machine's native runtime
+_MACHINE_SECONDS = 120.0  # time limit for the start of a machine, which may compile its native runtime
 
 
 def run_run(arguments: argparse.Namespace) -> int:

@@ -170,7 +170,7 @@ def _multimem_slot(work: Work, columns: int) -> int:
     are larger than the row); for its scales; and for its normed row."""
     row_packs = ceil_div(columns, work.width)
     row_bytes, sent = row_packs * PACK_BYTES, work.sent_bytes(row_packs)
-    # In the staging, residual_out overwrites the row. If residual_out is larger than the row, it lies after the row.
+    # In the staging, residual_out overwrites the input row. If it is larger than that row, it lies after the row.
     if work.residual:
         return sent + (row_bytes if work.staged and sent > row_bytes else 0)
     normed = row_bytes if work.normed else 0

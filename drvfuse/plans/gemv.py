@@ -195,7 +195,8 @@ class Plan:
         can_copy = access == PACK_BYTES and limits.capability >= COPY_CAPABILITY
         width = PACK_BYTES // itemsize
         shape = Shape.of(m, groups, width, shares.most_rows, can_copy)
-        if shape.shared_bytes(m) + KERNEL_SHARED_BYTES > limits.shared_bytes:  # this never happens on an H100
+        # If copies need more shared memory than a block can have, which never happens on an H100, use loads instead.
+        if shape.shared_bytes(m) + KERNEL_SHARED_BYTES > limits.shared_bytes:
             shape = Shape.of(m, groups, width, shares.most_rows, False)
         whole = k * itemsize == shape.chunks * shape.warps_a_row * shape.packs * GROUP_BYTES
         phases = 6 + 2 * -(-shares.most_rows // shape.step) * shape.chunks  # a block records two phases for each stage

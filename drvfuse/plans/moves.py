@@ -227,7 +227,7 @@ def traffic(work: MoveWork, algo: str, staged: bool) -> Traffic:
         return Traffic(own + once + 3 * remote, remote)
     if algo in PUSH:  # the sender reads bytes; the receiver polls, clears and writes them
         return Traffic(2 * own + (once if work.same else remote) + 3 * remote, remote)
-    if staged and algo == "pull" and work.same:  # one copy serves all peers
+    if staged and algo == "pull" and work.same:  # one staged copy of the input serves all peers
         return Traffic(2 * own + 2 * once + remote, remote)
     return Traffic(2 * own + (3 * remote if staged else remote), remote)
 

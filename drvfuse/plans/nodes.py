@@ -88,7 +88,7 @@ def chunks(items: int, share: Share, payload_bytes: int) -> list[Chunk]:
     ArgumentError for a payload that cannot hold one item of every rank.
     """
     each = share.result + share.places * share.sum_bytes + share.staging_bytes
-    around = PACK_BYTES + share.places * STATUS_BYTES  # the padding of the results, and the status after the sums
+    around = PACK_BYTES + share.places * STATUS_BYTES  # padding after the results, and a status after each node's sums
     fits = (min(payload_bytes, _MAX_PAYLOAD) - around) // each * share.inside
     if fits < 1:
         needed = f"at least {each + around} in the group's constructor for this call over several nodes"

@@ -174,7 +174,7 @@ def rounds_of(total: int, step: int, per_step: int, workspace_bytes: int) -> tup
     fits = (half_bytes(workspace_bytes) - GREETINGS_BYTES) // per_step if per_step else _MOST_ITEMS // step
     steps = ceil_div(total, step)
     if fits < 1:
-        # the least size for which half_bytes() is large enough
+        # the least `workspace_bytes` for which half_bytes() returns enough for one step
         needed = ceil_div(GREETINGS_BYTES + per_step - _EXTRA, 128) * 256
         raise ArgumentError("workspace_bytes", workspace_bytes, f"at least {needed} in Group.local for this call")
     if steps <= fits:

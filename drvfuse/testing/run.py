@@ -67,7 +67,7 @@ class Run:
         self.failed = False
 
     def check(self) -> None:
-        """Fail the test if there are reports that it has not expected."""
+        """Fail the test if the machine has reports that the test has not expected."""
         unexpected = self.reports.unexpected
         if unexpected:
             self.failed = True
