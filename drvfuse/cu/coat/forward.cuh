@@ -84,7 +84,7 @@ struct ForwardParams {
     int part_columns;      // fp8_norm_forward_rows.cu: columns of each of the blocks that share a group of rows
     int resident_columns;  // fp8_norm_forward_rows.cu: a block's first columns, whose x stays in shared memory
     int chunk_rows;        // rows that phase 1 reduces between two block barriers
-    float epsilon;         // the number added to the mean of squares
+    float epsilon;         // the number added to the mean of squares or, with LAYER, to the variance
     int early_trigger;     // 1: trigger dependent launches early, 0: after the last store
 };
 

@@ -63,7 +63,7 @@ struct NormParams {
     void* normed_output;    // [rows, columns], with NORMED
     int rows;               // rows of the input
     int columns;            // columns of the input
-    float epsilon;          // the number added to the mean of squares
+    float epsilon;          // the number added to the mean of squares or, with LAYER, to the variance
     float weight_offset;    // the number added to gamma
     float given;            // the upper bound of the maxima, the static scale, or the tensor scale (quantise.cuh)
     int early_trigger;      // 1: trigger dependent launches at entry, 0: at the end

@@ -337,7 +337,7 @@ protected:
     u32 half_;      // the offset of the current half in bytes
     int round_;     // the number of the current round, from 0
     bool joined_;   // join() has been called
-    bool relays_;   // relay() must still execute the fence of the last round
+    bool relays_;   // the last of several rounds has begun, and relay() has not yet executed its fence
     bool aborted_;  // a wait has given up or the abort word was set: this thread waits no more
 };
 
