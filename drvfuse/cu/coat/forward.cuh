@@ -41,11 +41,11 @@
 #include "ptx/threads.cuh"
 #include "sync/scratch.cuh"
 
-constexpr bool LAYER = DRVFUSE_LAYER;      // the norm is LayerNorm
-constexpr bool AFFINE = DRVFUSE_AFFINE;    // LayerNorm has w and b
-constexpr bool GUESSED = LAYER && AFFINE;  // the estimate of the maximum uses a guess at rstd (forward_layernorm.cuh)
-constexpr int WARPS = DRVFUSE_WARPS;       // warps of a block
-constexpr int BATCH = DRVFUSE_BATCH;       // rows that a warp reduces at the same time
+constexpr bool LAYER = DRVFUSE_LAYER;           // the norm is LayerNorm
+constexpr bool AFFINE = DRVFUSE_AFFINE;         // LayerNorm has w and b
+constexpr bool GUESSED = LAYER && AFFINE;       // rstd is guessed to estimate the largest |y| (forward_layernorm.cuh)
+constexpr int WARPS = DRVFUSE_WARPS;            // warps of a block
+constexpr int BATCH = DRVFUSE_BATCH;            // rows that a warp reduces at the same time
 constexpr int BLOCK_ROWS = DRVFUSE_BLOCK_ROWS;  // rows of a group; blocks take whole groups of rows
 constexpr int TR = DRVFUSE_TILE_ROWS;           // rows of a lane's part of a tile (tile.cuh)
 constexpr int TC = DRVFUSE_TILE_COLUMNS;        // columns of a lane's part of a tile
@@ -57,8 +57,10 @@ constexpr int THREADS = 32 * WARPS;                // threads of a block
 constexpr int SEGMENT = 32 * PACK;                 // columns that a warp reads at once: one pack per lane
 constexpr int TILE_ROWS = ROW_LANES * TR;          // rows of a warp's tile
 constexpr int TILE_COLUMNS = 32 / ROW_LANES * TC;  // columns of a warp's tile
-constexpr u32 UNDECIDED = 0xffffffffu;             // exceeds the bits of every magnitude: no estimate is possible
-constexpr float WEIGHT_LIMIT = 0x1p20f;            // the largest |w| for which the estimate of the maximum is used
+// Stands for an estimate or a scale that could not be determined. It exceeds the bits of every magnitude, so every
+// maximum that it enters is UNDECIDED too.
+constexpr u32 UNDECIDED = 0xffffffffu;
+constexpr float WEIGHT_LIMIT = 0x1p20f;  // the largest |w| for which the estimate of the largest |y| is used
 
 // The kernel's parameters. drvfuse/ops/coat/rmsnorm_forward.py has the same layout. Strides are in elements.
 struct ForwardParams {
@@ -82,7 +84,7 @@ struct ForwardParams {
     int part_columns;      // fp8_norm_forward_rows.cu: columns of each of the blocks that share a group of rows
     int resident_columns;  // fp8_norm_forward_rows.cu: a block's first columns, whose x stays in shared memory
     int chunk_rows;        // rows that phase 1 reduces between two block barriers
-    float epsilon;         // the number added to the mean of squares
+    float epsilon;         // the number added to the mean of squares or, with LAYER, to the variance
     int early_trigger;     // 1: trigger dependent launches early, 0: after the last store
 };
 
@@ -180,7 +182,8 @@ __device__ __forceinline__ void reduce_packs(const Batch& batch, const float (&w
                 squares[r] = __fmaf_rn(v[k], v[k], squares[r]);
                 product[k] = __float_as_uint(__fmul_rn(fabsf(v[k]), fabsf(w[4 * j + k])));
             }
-            largest[r] = max(max(largest[r], product[0]), product[1]);  // one instruction for a maximum of three values
+            // The compiler makes one instruction, a maximum of three values, of each nested pair of calls of max().
+            largest[r] = max(max(largest[r], product[0]), product[1]);
             largest[r] = max(max(largest[r], product[2]), product[3]);
         }
         const float scale = bf16{batch.scale[r]};

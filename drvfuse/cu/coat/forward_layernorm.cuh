@@ -47,7 +47,7 @@ __device__ __forceinline__ float guess_rstd(const ForwardParams& p, float square
     return reciprocal_root(variance + p.epsilon);
 }
 
-// Whether the guess is close enough to rstd for an estimate of the maximum.
+// Whether the guess is so close to rstd that the estimate of the largest |y|, which was computed with it, may be used.
 __device__ __forceinline__ bool is_close(float guess, float rstd) { return fabsf(guess - rstd) <= 0x1p-20f * rstd; }
 
 // Returns the sum of (x * s - mean)^2 over the lane's pack of row r of a batch. Only the first `valid` elements of the
@@ -122,7 +122,7 @@ __device__ __forceinline__ void largest_of_batch(u32 (&largest)[BATCH], const Ba
                                                  const Pack<Weight, PACK>& bias, int valid) {
     float magnitude[BATCH];
 #pragma unroll
-    // fmaxf ignores a NaN if the other operand is a number
+    // Starts with NaN: fmaxf ignores a NaN if the other operand is a number, so the result is NaN only if all y are.
     for (int r = 0; r < BATCH; ++r) magnitude[r] = __uint_as_float(NAN_BITS);
     for_each_element(batch, mean, weight, bias, [&](int r, int i, float deviation, float w, float b) {
         if (ALIGNED || i < valid) {

@@ -13,7 +13,7 @@ constexpr bool PAIRED = !(LAYER && AFFINE);       // each sum is published toget
 constexpr int WORDS = PAIRED ? 2 : 1;             // 8-byte words of a published sum
 constexpr int COLUMN_LANES = 32 / ROW_LANES;      // lanes that hold different packs of the same rows
 constexpr int STRIP_WORDS = 16;  // distance between the words of two strips, so that each has a cache line of its own
-constexpr int BLOCK_WORDS = MAX_WORD_ROWS / MAX_WORD_BLOCKS;  // distance between the words of two blocks
+constexpr int BLOCK_WORDS = MAX_WORD_ROWS / MAX_WORD_BLOCKS;  // distance between two blocks' words in GridWords::rows
 static_assert(ROW_LANES == 8 && COLUMN_LANES == 4 && TC == PACK && BATCH == TR,
               "two bits of a pack's number come from the lane");
 static_assert(WARPS * SPLIT == 8 && BLOCK_ROWS == TILE_ROWS, "the blocks of a segment have 32 packs");
@@ -34,7 +34,7 @@ struct TilesShared {
     // The bits of the largest |y|, or of its estimate: over the strip, or with LAYER and AFFINE over the block's part
     // of the strip.
     u32 estimate;
-    u32 all;    // the bits of the largest |y| of the tensor
+    u32 all;    // the bits of the largest |y|, or of its estimate, of the tensor
     u32 exact;  // the bits of the exact largest |y|: of the block's share of the rows, then of the tensor
 };
 
@@ -110,7 +110,9 @@ __device__ __forceinline__ void await_row(Pair (&parts)[OWN_SEGMENTS][PAIRS], co
             }
         }
         bool late = false;
-        u32 block = 0, seen = 0;  // the block within the strip whose word is missing, and the epoch that was read
+        // For the report of a time-out: the block of the strip whose word is missing, and the epoch that was read in
+        // its place.
+        u32 block = 0, seen = 0;
 #pragma unroll
         for (int k = 0; k < OWN_SEGMENTS; ++k) {
 #pragma unroll

@@ -137,7 +137,8 @@ struct Piece {
         block_row = max(tile.down, 0) * TILE_ROWS + lane / (32 / ROW_LANES) * TR;
         column = rows.first + tile.across * TILE_COLUMNS + lane % (32 / ROW_LANES) * TC;
         columns_left = p.columns - column;
-        const int existing = WHOLE || columns_left > 0 ? column : rows.first;  // a column that exists
+        // The block's first column takes the place of a column beyond the tensor, so that the offsets below are valid.
+        const int existing = WHOLE || columns_left > 0 ? column : rows.first;
         row = rows.global_row(block_row);
         rows_left = WHOLE ? TR : columns_left > 0 ? int(min(p.rows - row, i64(TR))) : 0;
         scales = rows.scales_offset(block_row, existing);

@@ -129,7 +129,8 @@ __device__ __forceinline__ void load_row(Loaded& loaded, const GroupParams& p, c
 // Quantises this lane's pack, whose first `valid` elements exist. Sets `word` to the FP8 elements, and `scale` to the
 // bf16 bits of the scale of the lane's group. Called by all lanes of a warp.
 __device__ __forceinline__ void quantise(const float (&v)[PACK], int valid, u32 (&word)[4], u16& scale) {
-    float largest = __uint_as_float(NAN_BITS);  // fmaxf ignores a NaN if the other operand is a number
+    // Starts with NaN: fmaxf ignores a NaN if the other operand is a number, so the maximum is NaN only if all v are.
+    float largest = __uint_as_float(NAN_BITS);
 #pragma unroll
     for (int i = 0; i < PACK; ++i) {
         if (ALIGNED ? valid > 0 : i < valid) largest = fmaxf(largest, fabsf(v[i]));

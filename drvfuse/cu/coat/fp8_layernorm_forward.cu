@@ -168,7 +168,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) fp8_layernorm_forward(cons
         const float variance = ptx::divide_full(row_sum<true>(team, scratch, x, mean, p.columns), count);
         const float rstd = reciprocal_root(__fadd_rn(variance, p.epsilon));
         if (team.member == 0 && team.lane == 0) p.mean[row] = mean, p.rstd[row] = rstd;
-        float row_largest = __uint_as_float(NAN_BITS);  // fmaxf ignores a NaN if the other operand is a number
+        // Starts with NaN: fmaxf ignores a NaN if the other operand is a number, so the maximum is NaN only if all y
+        // are.
+        float row_largest = __uint_as_float(NAN_BITS);
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
             const int column = team.column(i), valid = p.columns - column;

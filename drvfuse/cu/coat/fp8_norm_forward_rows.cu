@@ -57,11 +57,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     const int count = (p.groups + (team < p.longer)) * BLOCK_ROWS;  // rows of the block
     // Shared memory, in this order.
     Meetings& meetings = *reinterpret_cast<Meetings*>(dynamic);
-    u8* x = dynamic + sizeof(Meetings);                                            // Rows::x
-    float* rstds = reinterpret_cast<float*>(x + count * p.resident_columns);       // Rows::rstd
-    float* means = rstds + (KNOWN ? count : 0);                                    // Rows::mean
-    u32* products = reinterpret_cast<u32*>(means + (KNOWN && LAYER ? count : 0));  // [chunk_rows]: each row's maximum
-    float* guesses = reinterpret_cast<float*>(products);  // [chunk_rows], with GUESSED: sums of squares, then guesses
+    u8* x = dynamic + sizeof(Meetings);                                       // Rows::x
+    float* rstds = reinterpret_cast<float*>(x + count * p.resident_columns);  // Rows::rstd
+    float* means = rstds + (KNOWN ? count : 0);                               // Rows::mean
+    // [chunk_rows]: the bits of the largest |x * s * w| (RMSNorm) or |x * s - mean| (LayerNorm) of each row. With
+    // GUESSED the same memory is `guesses` [chunk_rows]: each row's sum of squares, later the guess at its rstd.
+    u32* products = reinterpret_cast<u32*>(means + (KNOWN && LAYER ? count : 0));
+    float* guesses = reinterpret_cast<float*>(products);
     float* sums = reinterpret_cast<float*>(products + p.chunk_rows);             // [all_segments, chunk_rows]
     bf16* scales = reinterpret_cast<bf16*>(sums + all_segments * p.chunk_rows);  // Rows::scales
     const Rows rows{p, team, teams, first_column, width, count, rstds, means, x, scales};
@@ -72,7 +74,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
     int first = 0, end = min(p.chunk_rows, count);  // the chunk has rows `first` to end - 1 of the block
     int weight_segment = -1;                        // the segment whose weights are in registers; -1: none
     BatchLoop loop;
-    Pack<Weight, PACK> raw;  // w of `weight_segment`, or of the chunk's first batch
+    // w of segment `weight_segment` or, while that is -1, of the segment of the chunk's first batch
+    Pack<Weight, PACK> raw;
     const auto load = [&](Batch& batch, const Position& position) {
         load_batch(batch, p, rows.global_row(position.down), column_of(position));
     };
@@ -158,7 +161,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
                 float squares[BATCH];
 #pragma unroll
                 for (int r = 0; r < BATCH; ++r) own[r] = pack_sum(batch, r, GUESSED ? &squares[r] : nullptr);
-                if constexpr (GUESSED) {  // the order may vary, since the sums are only used for a guess
+                // Atomics add in any order. This is allowed here, since the sums are used only for a guess at rstd.
+                if constexpr (GUESSED) {
                     const float sum = sum_lanes(squares);
                     float* row_squares = guesses + position.down - first + lane / (32 / BATCH);
                     if (lane % (32 / BATCH) == 0) atomicAdd(row_squares, sum);
@@ -275,7 +279,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_norm_forward_rows(c
             by_rows = __syncthreads_or(largest == UNDECIDED);
             if (!by_rows && lane == 0) atomicMax(&meetings.exact.of_block, largest);
         }
-        // A warp takes a whole row, since a row's maximum is NaN only if all y of the row are NaN.
+        // Each warp takes whole rows and not parts of them: a row's maximum is NaN only if all y of the row are NaN, so
+        // parts of a row would not give it.
         for (int block_row = part + warp * PARTS; by_rows && block_row < count; block_row += WARPS * PARTS) {
             const i64 row = rows.global_row(block_row);
             if (row >= p.rows) break;

@@ -58,7 +58,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     const i64 strip_row = i64(place.strip) * BLOCK_ROWS, row = strip_row + place.row_lane * TR;
     const int rows_left = columns_left > 0 ? int(min(p.rows - row, i64(TR))) : 0;
     GridWords* words = reinterpret_cast<GridWords*>(p.scratch.state);
-    const u32 exchange_words = WORDS * place.segments * PAIRS * BLOCK_ROWS;  // published for a strip in a row exchange
+    // The number of words that the blocks of a strip publish in one row exchange.
+    const u32 exchange_words = WORDS * place.segments * PAIRS * BLOCK_ROWS;
     u64* const sums = words->sums + u64(place.strip) * (LAYER ? 2 : 1) * exchange_words;
 
     // Phase 1: load x, and compute sums and maxima of its packs.
@@ -137,8 +138,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     if (lane == 0) atomicMax(&shared.estimate, maximum);
     if (!use.met(given_up)) return;
 
-    // The first warp of each block publishes the block's maximum, and reads those of all blocks of the grid.
-    const auto exchange_of_blocks = [&](u32& largest, u64* block_words, int stride) {  // returns whether a wait gave up
+    // Called by the first warp of each block: publishes the block's maximum, and replaces it by that of all blocks of
+    // the grid. Returns whether a wait has given up.
+    const auto exchange_of_blocks = [&](u32& largest, u64* block_words, int stride) {
         if (lane == 0) leave_word(block_words + blockIdx.x * stride, epoch, largest);
         return !await_maxima(largest, block_words, int(gridDim.x), stride, 1, epoch, p.scratch);
     };
@@ -156,7 +158,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, DRVFUSE_RESIDENT) fp8_norm
     if (!use.met(given_up)) return;
     u32 scale_bits = LAYER ? scale_from_exact(shared.all) : scale_from_estimate(shared.all);
     if (scale_bits == UNDECIDED) {
-        // A warp takes a whole row, since a row's maximum is NaN only if all y of the row are NaN.
+        // Each warp takes whole rows and not parts of them: a row's maximum is NaN only if all y of the row are NaN, so
+        // parts of a row would not give it.
         for (int r = place.part * WARPS + warp; r < BLOCK_ROWS; r += blocks * WARPS) {
             if (strip_row + r >= p.rows) break;
             const float mean = LAYER ? shared.mean[r] : 0.0f;

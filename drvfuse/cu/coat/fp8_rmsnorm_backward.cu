@@ -62,8 +62,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward(co
     __shared__ Mbarrier arrivals[TEAMS][RING + 1];
     __shared__ __align__(16) float warp_sums[2][TEAMS][SUMS][TEAM_WARPS];
     const int lane = threadIdx.x % 32;
-    const int warp =
-        __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // the shuffle tells the compiler that the value is uniform
+    // The shuffle tells the compiler that all lanes of the warp have the same value.
+    const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int team = warp / TEAM_WARPS, member = threadIdx.x % TEAM_THREADS;
     const int column = member * WIDTH;
 

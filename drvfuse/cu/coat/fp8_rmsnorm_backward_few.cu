@@ -125,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_backward_fe
     Saved saved = load_saved(p, at, at < rows);
     const bool keeps = team == 0 && int(blockIdx.x) < rows;
     if (!WEIGHTS_FIRST && keeps) own.load(p, member);
-    // The first slice's rows are loaded while these loads are in flight.
+    // The loads above are in flight while add_quartet() adds the rows of the block's first slice.
     int first = (gridDim.x - 1 - blockIdx.x) * SLICE;
     float sums[SUMS][WIDTH];
     add_quartet(p, first + threadIdx.x % 4 * WIDTH, sums);

@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward(con
     float w[PACK];                // the weights of segment `weight_segment`
     int weight_segment = -1;      // -1: no weights were used yet
     const Position step{WARPS % segments, WARPS / segments * BATCH};
-    // The loop runs at least once, even if the block has no rows.
+    // A block without rows runs the loop once too, to load its first tile and to begin `meetings`.
     for (int first = 0; first == 0 || first < block_rows; first += p.chunk_rows) {
         const int end = min(first + p.chunk_rows, block_rows);
         Position position{warp % segments, first + warp / segments * BATCH}, next_position;

@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_few
     const int segment = first + block_segment;     // the warp's segment
     const int segments = (p.columns + SEGMENT - 1) / SEGMENT;
     const int column = segment * SEGMENT + lane * PACK;              // the first column of the lane
-    const int pair = segment * BLOCK_ROWS + row + lane / SUM_LANES;  // the index of the lane's pair
+    const int pair = segment * BLOCK_ROWS + row + lane / SUM_LANES;  // the index in each set of the lane's pair
     const bool has_segment = segment < segments;
 
     if constexpr (CLUSTER > 1) {
@@ -178,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) fp8_rmsnorm_forward_few
     }
     if (has_segment) send_pair(exchange, 0, pair, __float_as_uint(sum), value_of_lane(largest));
     await_pairs(exchange, 0);
-    u32 maximum = 0;            // the bits of the largest |y| of row `lane`, first an estimate
+    u32 maximum = 0;            // the bits of the estimate of the largest |y| of row `lane`, later of the exact one
     float rstd_of_lane = 0.0f;  // rstd of row `lane`
     if (lane < p.rows) {
         float total = 0.0f;

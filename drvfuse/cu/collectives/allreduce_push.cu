@@ -173,7 +173,7 @@ __device__ __forceinline__ void two_shot(const Params& p, Pushing& push, Trace& 
         if (unit < units && now.distance != 0) send_input(push, now, own);
         push.join();
         trace.lap(TraceRole::push);
-        // Before the first unit is due, the difference is negative; as an unsigned number it exceeds `units`.
+        // As long as no unit is due, unit - behind is negative. As an unsigned number it then exceeds `units`.
         const Unit due = DEPTH == 0 ? now : unit_at(p, push, round, unit - behind);
         if (unit - behind < units && due.distance == 0)
             reduce(p, push, due, DEPTH == 0 ? own : input_at(p, due.at) DRVFUSE_EPILOGUE_ARGUMENT);
@@ -198,7 +198,8 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? 
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
     const Place first = place(p, 0, blockIdx.x);
-    if (!MANY && first.exists && first.inside)  // brings the translation of the address into the TLB
+    // Before the wait for the producer: brings the translation of the address of this thread's first pack into the TLB.
+    if (!MANY && first.exists && first.inside)
         ptx::prefetch_l2(static_cast<const char*>(p.call.input) + first.index * IN_BYTES);
     Pushing push(p.call, p.push);
     follow_producer(trace);

@@ -45,7 +45,7 @@ struct FusedMultimemParams : FusedParams {
     MultimemCall multimem;
 };
 
-constexpr bool SCALES = SCALED && !RESIDUAL;  // an owner stores scales to all ranks
+constexpr bool SCALES = SCALED && !RESIDUAL;  // whether the owner of a row stores the row's scales to all ranks
 
 // Whether residual_out lies after the staged row in a slot. If its packs have more bytes than input packs, then in the
 // staged row's place it would overwrite packs that other threads have not read yet.

@@ -79,7 +79,8 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
     scratch.init();
     Rows rows(p, scratch, trace);
     const int first = blockIdx.x / CLUSTER;
-    if (!RAGGED && rows.has(0))  // brings the translation of the address into the TLB
+    // Before the wait for the producer: brings the translation of the address of this thread's first pack into the TLB.
+    if (!RAGGED && rows.has(0))
         ptx::prefetch_l2(static_cast<const char*>(p.call.input) +
                          (i64(first) * p.columns + rows.index(0) * W) * i64(sizeof(In)));
     Pushing push(p.call, p.push);

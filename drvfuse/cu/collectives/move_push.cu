@@ -94,8 +94,8 @@ extern "C" __global__ void __launch_bounds__(256, RANKS > 4   ? 1
     begin(p.call);
     const i64 first_index = i64(blockIdx.x) * blockDim.x + threadIdx.x;
     const Spot first_source = source_of(p, RANKS > 1, first_index);
-    if (first_source.remaining > 0)
-        ptx::prefetch_l2(first_source.address);  // brings the translation of the address into the TLB
+    // Before the wait for the producer: brings the translation of the address of this thread's first pack into the TLB.
+    if (first_source.remaining > 0) ptx::prefetch_l2(first_source.address);
     Pushing push(p.call, p.push);
     follow_producer(trace);
     Packs packs;

@@ -16,7 +16,8 @@ constexpr int PEERS = RANKS > 1 ? RANKS - 1 : 1;  // at least 1: an array cannot
 constexpr bool ARRANGED = DRVFUSE_ARRANGED;       // the scales have an Arrangement
 
 struct Move {
-    i64 source, target, nbytes;  // offsets in the sender's input and in the receiver's output; the size
+    // The offsets of the bytes in the sender's input and in the receiver's output, and their number.
+    i64 source, target, nbytes;
 };
 
 struct Moved {

@@ -24,7 +24,7 @@ constexpr bool RESIDUAL = DRVFUSE_RESIDUAL;
 constexpr bool LAYER = DRVFUSE_LAYER;
 constexpr bool BETA = DRVFUSE_BETA;
 constexpr bool NORMED = DRVFUSE_NORMED;
-constexpr bool GATHERS_NORMED = NORMED && !RESIDUAL;  // one rank normalises a row for all ranks
+constexpr bool GATHERS_NORMED = NORMED && !RESIDUAL;  // the other ranks get a normed row from its owner
 constexpr Quant QUANT = Quant(DRVFUSE_QUANT);
 constexpr ScaleLayout LAYOUT = ScaleLayout(DRVFUSE_SCALES_LAYOUT);
 constexpr bool QUANTISE = QUANT != Quant::none;
@@ -32,7 +32,8 @@ constexpr int HEAD = DRVFUSE_HEAD;
 constexpr int HEAD_LANES = HEAD != 0 ? HEAD / W : 1;
 static_assert(HEAD % W == 0 && (HEAD_LANES & (HEAD_LANES - 1)) == 0 && HEAD_LANES <= 32,
               "a head must be 1, 2, 4, ... or 32 packs");
-constexpr int GROUP = QUANT == Quant::group ? DRVFUSE_GROUP : QUANT == Quant::row ? HEAD : 0;  // columns of a scale
+// Columns that share a scale, which is that of a group or of a head; 0 if there are no such scales.
+constexpr int GROUP = QUANT == Quant::group ? DRVFUSE_GROUP : QUANT == Quant::row ? HEAD : 0;
 constexpr bool GROUPED = GROUP != 0;
 constexpr bool FP4 = Bytes<Out>::of(2) == 1;
 constexpr bool SCALED = GROUPED || QUANT == Quant::row;  // scales are written

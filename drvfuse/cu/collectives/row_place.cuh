@@ -6,7 +6,7 @@
 
 using Sent = If<RESIDUAL, Residual, Out>;
 constexpr u32 RESULT_BYTES = sizeof(Pack<Sent, W>);
-constexpr bool SCALES = SCALED && !RESIDUAL;  // an owner sends scales
+constexpr bool SCALES = SCALED && !RESIDUAL;  // whether the owner of a row sends the row's scales
 
 // A row of a round: the distance of its owner, and where it and its results lie in the slots.
 struct Place {

@@ -38,7 +38,7 @@ struct ScaleWord {
     u32 key;  // the key under which the codes with these scales are sent; 0 unless KEYED
 };
 
-// The number that is added to an E8M0 scale before it is sent, modulo 256.
+// The number that is added, modulo 256, to an E8M0 scale before it is sent, so that no sent byte is 255.
 __device__ __forceinline__ constexpr u32 e8m0_offset() { return FAULT("scales-without-offset") ? 0 : 1; }
 
 // The position of this lane's scale in its word, in bits.

@@ -19,8 +19,9 @@
 #include "common/cluster_exchange.cuh"
 #include "common/reduce.cuh"
 
+// The pair of a group of 32 packs is the sum of their squares, and the maximum of the warp that holds them.
 template <int Cluster>
-struct ClusterScratch : ClusterExchange<MAX_GROUPS> {  // a pair: the sum of squares of 32 packs, and a maximum
+struct ClusterScratch : ClusterExchange<MAX_GROUPS> {
     static_assert(Cluster <= 32, "a lane for each block");
 
     // Announces the pairs that reduce_row() will receive for this row, which has `packs` packs per thread. Called by
@@ -43,7 +44,9 @@ __device__ __forceinline__ RowStatistics reduce_row(ClusterScratch<Cluster>& scr
     const u32 warps = blockDim.x / 32;
     const u32 set = row % 2;
     maximum = ptx::warp_max(maximum);
-    __syncwarp();  // no lane sends before all have read the previous row's words; shuffles do not order memory
+    // No lane sends pairs of this row before all lanes of the warp have read those of the previous row. The
+    // instructions by which lanes exchange values do not order memory, so they do not ensure this.
+    __syncwarp();
 #pragma unroll
     for (int j = 0; j < PACKS; ++j) {
         const float sum = butterfly_sum(squares[j]);

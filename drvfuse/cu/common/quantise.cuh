@@ -11,7 +11,7 @@
 #include "common/pack16.cuh"
 #include "ptx/threads.cuh"
 
-enum class Quant { none, row, fixed, group };  // `fixed`: "static" in drvfuse.Quantisation
+enum class Quant { none, row, fixed, group };  // `fixed` is "static" of drvfuse.Quantisation: C++ reserves that word
 enum class ScaleLayout { row, column, tiles };
 
 // How values y are quantised: code = y * inverse, rounded, so that y ~ code * scale.
@@ -37,7 +37,8 @@ struct ScaleRule {
     static __device__ __forceinline__ Quantisation of(float maximum, float upper_bound) {
         const float largest = rounded<S>(maximum);
         const float bound = rounded<S>(upper_bound);
-        const float limit = bound < largest ? bound : largest;  // a maximum that is NaN stays NaN
+        // NaN if `largest` is NaN
+        const float limit = bound < largest ? bound : largest;
         const float scale = rounded<S>(__fdiv_rn(limit, Finite<Q>::max));
         return {scale, finite_inverse(scale)};
     }
@@ -91,7 +92,8 @@ __device__ __forceinline__ u32 group_max(u32 maximum) {
 __device__ __forceinline__ u32 e2m1_of(float value) {
     const float magnitude = fminf(fabsf(value), 6.0f);
     const float power = fmaxf(__uint_as_float(__float_as_uint(magnitude) & 0x7f800000u), 1.0f);
-    const u32 sum = __float_as_uint(__fmaf_rn(power, 4194304.0f + 3.0f, magnitude));  // the product is exact
+    // `power` is a power of two, so that its product is exact, and only the addition rounds.
+    const u32 sum = __float_as_uint(__fmaf_rn(power, 4194304.0f + 3.0f, magnitude));
     return (((sum >> 22) + sum) & 7) | (__float_as_uint(value) >> 28 & 8);
 }
 

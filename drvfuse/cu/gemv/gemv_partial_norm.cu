@@ -90,7 +90,8 @@ __device__ __forceinline__ void multiply(const GemvParams& p, const Rows& rows, 
     Products products(p, rows, results);
     Stage stage = Stage::at(threadIdx.x / 32 / WARPS_A_ROW, p);
     LoadedRow loaded[STEP] = {};
-    if constexpr (!DEPENDENT) products.load_act_ahead();  // before the weights, or act would arrive after them
+    // Issued before the loads of the weights, since act would otherwise arrive after the weights.
+    if constexpr (!DEPENDENT) products.load_act_ahead();
 #pragma unroll
     for (int s = 0; s < STEP; ++s) products.load(loaded[s], stage, s);
     __syncthreads();
@@ -165,7 +166,8 @@ __device__ __forceinline__ void finish(const GemvParams& p, Pipeline& pipeline, 
                                        BlockTrace<FIRST_NORM_THREAD>& trace) {
     Norm norm(p, stash, buckets);
     const bool leads = threadIdx.x == FIRST_NORM_THREAD;
-    u32 epoch, aborted, counter = 0;  // `counter`: the finish counter before this launch, 0 unless it was in use
+    // `counter` is the value of the finish counter before this launch: 0, unless another launch was using it.
+    u32 epoch, aborted, counter = 0;
     const auto read_state = [&] {
         ptx::load_relaxed_gpu_v2(epoch, aborted, p.scratch.state);
         if (DIRECT && leads) pipeline.set_tag(epoch);
@@ -201,7 +203,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gemv_partial_norm(const __grid_constant__ GemvParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     __shared__ Pipeline pipeline;
     __shared__ float buckets[M][32];
-    extern __shared__ __align__(128) float shared[];  // 128: faster bulk copies (mbarrier.cuh)
+    // Aligned to 128 bytes, since bulk copies to other addresses are slower (mbarrier.cuh).
+    extern __shared__ __align__(128) float shared[];
     BlockTrace<FIRST_WRITER> trace{DRVFUSE_TRACE_ARGUMENT};
     BlockTrace<FIRST_NORM_THREAD> trace_b{DRVFUSE_TRACE_ARGUMENT};
     const Rows rows(p);

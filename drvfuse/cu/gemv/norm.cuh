@@ -88,13 +88,16 @@ public:
 #pragma unroll 1
         for (int group = part; group * 32 < packs; group += BATCH * NORM_WARPS) {
             const float sum = squares(group, tag, patience);
-            float& bucket = buckets[m][(group + lane / LANES * NORM_WARPS) % 32];  // used by this lane only
+            // Each bucket is used by one lane only, the first of the LANES lanes with the same sum, so no atomic is
+            // needed.
+            float& bucket = buckets[m][(group + lane / LANES * NORM_WARPS) % 32];
             if (lane % LANES == 0) bucket = HELD ? sum : __fadd_rn(bucket, sum);
             if constexpr (HELD) break;
         }
         trace.lap(TraceRole::apply_load);
         if (!FAULT("gemv-no-block-barrier-before-norm")) ptx::bar_sync_1(THREADS - FIRST_NORM_THREAD);
-        const float sum = butterfly_sum<BUCKETS / 2>(buckets[m][lane % BUCKETS]);  // more steps would add zeros
+        // A butterfly over BUCKETS lanes suffices: the buckets from BUCKETS on are 0.
+        const float sum = butterfly_sum<BUCKETS / 2>(buckets[m][lane % BUCKETS]);
         const float mean = __fdiv_rn(sum, float(p.n_normed));
         return __frcp_rn(__fsqrt_rn(__fadd_rn(mean, p.eps)));
     }
@@ -127,7 +130,7 @@ public:
     }
 
 private:
-    static constexpr int LANES = 32 / BATCH;  // lanes that have the same sum of squares
+    static constexpr int LANES = 32 / BATCH;  // adjacent lanes that get the same sum from squares()
 
     // The lane's pack in the k-th group of the iteration that begins with group `group`.
     __device__ __forceinline__ int pack_of(int group, int k) const { return (group + k * NORM_WARPS) * 32 + lane; }

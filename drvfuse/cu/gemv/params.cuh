@@ -79,10 +79,10 @@ struct GemvParams {
     Out* unnormed;            // [M, n_unnormed]
     u64* words;               // [M, padded]: the words of the normed sums, in the workspace
     const Gamma* gamma;       // [n_normed]
-    u32* finish_counter;      // the caller's counter or that of the workspace
+    u32* finish_counter;      // the caller's, or ScratchState::users of the workspace
     Scratch scratch;          // the workspace's state
     int padded;               // n_normed rounded up to a multiple of 4
-    int stashed;              // 1: shared memory holds the values that are normalised
+    int stashed;              // 1: shared memory keeps the sums times gamma until they are normalised (norm.cuh)
     float eps;                // the number added to the mean of squares
     int act_scale_step;       // elements between the scales of two rows of act
     const float* act_scales;  // the scales of act, in the form ACT_SCALES

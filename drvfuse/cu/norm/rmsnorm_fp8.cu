@@ -52,7 +52,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
         clear_scale_padding<Scale, LAYOUT>(p.scales, p.rows, p.columns / GROUP, blockIdx.x * THREADS + threadIdx.x,
                                            gridDim.x * THREADS);
     }
-    // All lanes of a warp stay in the loop until the team of the warp's first lanes has no row left.
+    // All lanes of a warp stay in the loop until the team of the warp's first lanes has no row left, because
+    // normalise() is called by whole warps.
 #pragma unroll 1
     for (int first = LANES > 0 ? row - int(threadIdx.x % 32) / IN_WARP : row; first < p.rows; first += rows.step()) {
         float x[PACKS][W];

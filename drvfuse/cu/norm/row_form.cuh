@@ -26,7 +26,7 @@ constexpr bool EXACT = DRVFUSE_EXACT;            // every thread has PACKS packs
 constexpr bool RESIDUAL = DRVFUSE_RESIDUAL;      // a residual is added
 constexpr bool LAYER = DRVFUSE_LAYER;            // the norm is LayerNorm
 constexpr bool BETA = DRVFUSE_BETA;              // LayerNorm has beta
-constexpr bool NORMED = DRVFUSE_NORMED;          // y itself is stored too
+constexpr bool NORMED = DRVFUSE_NORMED;          // y before quantisation is stored too
 constexpr int THREADS = DRVFUSE_THREADS;         // threads of a block
 // Whether the maxima are those of y, in a reduction of their own. Otherwise they are those of x * g, and are reduced
 // together with the sum of squares.
@@ -63,7 +63,7 @@ struct NormParams {
     void* normed_output;    // [rows, columns], with NORMED
     int rows;               // rows of the input
     int columns;            // columns of the input
-    float epsilon;          // the number added to the mean of squares
+    float epsilon;          // the number added to the mean of squares or, with LAYER, to the variance
     float weight_offset;    // the number added to gamma
     float given;            // the upper bound of the maxima, the static scale, or the tensor scale (quantise.cuh)
     int early_trigger;      // 1: trigger dependent launches at entry, 0: at the end

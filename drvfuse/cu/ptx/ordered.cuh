@@ -36,7 +36,7 @@ DRVFUSE_STORE(store_release_sys, u64, "l", "st.release.sys.global.u64")
 DRVFUSE_STORE(store_volatile, u64, "l", "st.volatile.global.u64")
 #undef DRVFUSE_STORE
 
-// For other threads each 8-byte part of a vector is a separate access.
+// Accesses to vectors. For other threads, each part of 8 bytes of a vector is a separate access.
 
 // ld.relaxed.gpu.global.v2.u32
 __device__ __forceinline__ void load_relaxed_gpu_v2(u32& first, u32& second, const void* from) {

@@ -90,7 +90,7 @@ public:
         return seen_ != word_ && !FAULT("call-not-awaited");
     }
 
-    // Returns the result of the last listen().
+    // Whether the expected word is still missing: returns the result of the last listen().
     __device__ __forceinline__ bool listens() const { return COMPARES && seen_ != word_; }
 
     // Whether the peer's word has the expected number but another hash: the ranks make different calls.

@@ -11,8 +11,8 @@ constexpr int MAX_WORD_BLOCKS = 256, MAX_WORD_ROWS = 2048, MAX_WORD_SUMS = 1 << 
 struct GridWords {
     ScratchState state;
     u64 maxima[2][MAX_WORD_BLOCKS];  // each block's maximum, for two exchanges of maxima: [exchange][block]
-    u64 rows[MAX_WORD_ROWS];         // one value for each row
-    u64 sums[MAX_WORD_SUMS];         // the sums of parts of rows
+    u64 rows[MAX_WORD_ROWS];  // one value for each row, or a maximum for each strip or block (forward_strips.cuh)
+    u64 sums[MAX_WORD_SUMS];  // the sums of parts of rows
 };
 
 // Publishes `value`, with the epoch, in a word of this block.

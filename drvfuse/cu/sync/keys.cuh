@@ -29,8 +29,9 @@ __device__ __forceinline__ u32 key_of(const u32 (&word)[4], bool exists) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) absent |= word[i] == ABSENT && !FAULT("foreign-words-as-they-are");
     if (!__any_sync(0xffffffffu, absent && exists)) return 0;
+    // Ends with first = 128 at the latest: one of the numbers 0 to 128 is a valid key.
 #pragma unroll 1
-    for (u32 first = 0;; first += 32) {  // one of the first 160 numbers is a valid key
+    for (u32 first = 0;; first += 32) {
         u32 taken = 0;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -77,7 +78,8 @@ public:
             },
             [&](Report* to) {
                 int first = 0;
-                u32 where = 0;  // computed without a variable index, so that the keys stay in registers
+                // `where` is computed without indexing `keys` by `first`, which would place `keys` in local memory.
+                u32 where = 0;
 #pragma unroll
                 for (int k = K - 1; k >= 0; --k) {
                     const bool no_key = Base::absent(keys[k]), late = no_key || (wanted[k] && Base::absent(words[k]));
@@ -92,7 +94,7 @@ public:
             if (wanted[k] && !FAULT("slot-not-cleared")) Base::template clear<4>(at + k * stride);
         }
         if (!FAULT("key-cleared-before-all-have-it"))
-            __syncwarp();  // all lanes have read the keys and cleared their slots
+            __syncwarp();  // from here on, all lanes have read the keys and cleared the slots of their packs
         if (threadIdx.x % 32 == 0) Base::template clear_all<K, 1>(keys_at, key_stride);
     }
 };

@@ -21,7 +21,7 @@ public:
     }
 
 #if __CUDA_ARCH__ >= 900
-    // Arrives and announces `bytes` of copies.
+    // Arrives at the mbarrier, and announces copies of `bytes` bytes: the phase ends only when these are complete.
     __device__ __forceinline__ void expect(u32 bytes) { ptx::mbarrier_arrive_expecting(address(), bytes); }
 
     // Copies `bytes` of global memory to shared memory; all three arguments are multiples of 16. The bytes must be
@@ -43,7 +43,7 @@ private:
     u64 word_;
 };
 
-// Makes initialised objects visible to the copy engine. Called after init().
+// Makes initialised mbarriers visible to bulk copies. Called after init().
 __device__ __forceinline__ void bulk_copies_from_here() {
 #if __CUDA_ARCH__ >= 900
     ptx::fence_async_shared();

@@ -117,7 +117,8 @@ public:
         : scratch_(scratch), previous_(0), aborted_(0), users_(0) {
         if (!wanted) return;
         ptx::load_relaxed_gpu_v2(previous_, aborted_, scratch.state);
-        // atomicAdd would wait here, to pass its result to the other lanes.
+        // In place of atomicAdd(), with which the compiler would wait here for the result, to pass it to the other
+        // lanes.
         if (leads()) users_ = ptx::increment_relaxed_gpu(&scratch.state->users);
     }
 

@@ -34,7 +34,7 @@ struct Call {
     u64 timeout_ns;
     u64 hash;  // the hash of the call in the upper 48 bits; 0: calls are not compared (calls.cuh)
     int rank;
-    int early_trigger;  // 1: launch dependents at entry, 0: at the end
+    int early_trigger;  // 1: trigger dependent launches at entry, 0: at the end
 };
 
 constexpr u64 EPOCH_UNIT = u64(1) << DRVFUSE_EPOCH_BITS;

@@ -121,7 +121,8 @@ public:
     // Makes the writer wait until these values are loaded: words, floats, packs, or arrays of them.
     template <typename T>
     __device__ __forceinline__ void need(const T& values) {
-        // exit() later overwrites this word with the clock.
+        // The store needs the values, so the writer waits for them. What it stores does not matter: exit() overwrites
+        // this word with the clock.
         if (writes()) ptx::store_shared_u32(buffer_ + 24, trace_detail::mix(values));
     }
 
