@@ -105,7 +105,7 @@ class LaunchState(IntEnum):
 
 
 class RunEnd(IntEnum):
-    """Why rt_run returned. rt_advance returns MORE, too."""
+    """Why rt_run returned. rt_advance and rt_pass_time return MORE, too."""
 
     EVENT = 0
     IDLE = 1
@@ -134,7 +134,7 @@ class Barrier(IntEnum):
     """The op_kind of a thread that suspends with the status BARRIER: its operation on a barrier of its block."""
 
     SYNC = 0
-    ARRIVE = 1  # suspends the thread, too, until all lanes of its warp have arrived
+    ARRIVE = 1  # bar.arrive: the thread waits only until all lanes of its warp have arrived
     POPC = 2  # POPC, AND and OR are the reductions of barrier.red
     AND = 3
     OR = 4
@@ -218,7 +218,7 @@ class Access(IntEnum):
     VOLATILE = 1 << 9
     REDUCTION = 1 << 16  # an atomic whose result is not returned
     SWAP = 1 << 17  # a compare-and-swap: the value to compare with is in op_value, its upper half in op_seen
-    LATER = 1 << 20  # a write that takes effect, and marks its bytes as initialised, at a later time
+    LATER = 1 << 20  # a write that is checked before it is made; the check does not mark its bytes as initialised
     BULK = 1 << 21  # the read of shared memory by a bulk copy
     MULTIMEM = 1 << 23  # an access to the members of a multicast address
     MBARRIER = 1 << 22  # an operation on an mbarrier; without STRONG: mbarrier.init or .inval
@@ -284,7 +284,7 @@ class Element(IntEnum):
 
 
 class Accumulate(IntEnum):
-    """The precision of intermediate sums: that of the element, or a higher one."""
+    """The precision of the intermediate sums of multimem.ld_reduce: that of the element, or a higher one."""
 
     ELEMENT, F16, F32 = range(3)
 

@@ -59,7 +59,7 @@ class Found(Structure):
     "u64 line",  # the address of the line
     "u64 low, high",  # the contents of the line before the later store
     "u32 bytes, pad",  # mask of the bytes that both stores write
-    "Found found",  # the record, if the pair is a race
+    "Found found",  # what is added to Race::found_races if the pair is a race
 )
 class Doubt(Structure):
     """Two stores of one block that are a race if the later one changes any of `bytes`. The native runtime alone uses
@@ -97,7 +97,7 @@ class Race(Structure):
 
 @layout(
     "Ref clock",  # what the thread knows of others; its own accesses since barrier_time are not in it
-    "u32 time",  # the number of its releases, plus 1
+    "u32 time",  # its time (native/clock.cuh): begins at 1, and grows with each release and each barrier
     # By scope (block, cluster, GPU, system). fence_release: what the thread knew at its last fence of at least that
     # scope, which its later strong writes publish. fence_acquire: what its relaxed reads have found published, which it
     # learns at its next fence of at least that scope.

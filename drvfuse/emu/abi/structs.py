@@ -166,7 +166,7 @@ class Fault(Structure):
 
 @layout(
     "u64 params, globals",  # the addresses of the parameters and of the module's variables
-    "u32 nctaid[3], ntid[3], device",  # the grid, the block, the device's number
+    "u32 nctaid[3], ntid[3], device",  # the shapes of the grid and of a block, and the number of the device
     "u32 smem_dynamic, shared_static",  # bytes of dynamic and of static shared memory
     "u32 cluster",  # the shape of a cluster, x | y << 8 | z << 16; 0: no clusters
     "u32 sm_count",  # multiprocessors of the device
@@ -189,7 +189,7 @@ class Fault(Structure):
     "u32 local_bytes, param_bytes, shared_bytes",  # local memory of a thread, parameters, shared memory of a block
     "u32 cluster_size",  # blocks of a cluster; 1 without clusters
     "u32 cluster_window",  # bytes of the shared memory of a cluster, with the gaps between the blocks
-    "u32 gdc_open",  # 1 once griddepcontrol.wait returns
+    "u32 gdc_open",  # 0 while griddepcontrol.wait has to wait for earlier kernels, else 1
     "u32 state",  # a LaunchState
     "u32 free_count",  # the number of entries of free_groups
     "u32 slots_used",  # block slots from this index on were never used
@@ -290,7 +290,7 @@ class Teams(Structure):
     # warp or a launch, 2 if the pass holds back nothing any more. probe_force: 1 if all waiting threads poll in the
     # next pass of the probe. probe_streak: the number of passes of the probe since the last one with probe_force.
     "u32 pass_open, pass_at, pass_ran, pass_held, probe_force, probe_streak",
-    "u32 advancing",  # 1 in rt_advance and rt_pass_time
+    "u32 advancing",  # 1 during a call of rt_advance or rt_pass_time, else 0
     "u32 wake_count",  # how often sleepers were woken since the last progress
     "u32 counted",  # how rt_run measures its budget: 1: in resumes of threads, 0: in nanoseconds
     "u32 timed",  # 1: sleeping threads sleep until their time, and are not woken early

@@ -106,7 +106,7 @@ FAR void arrive(Launch* l, Block* b, Warp* warp) {
         return;
     }
     Barrier* r = &b->barrier[id];
-    u32 leaving = 0;  // the lanes that do not wait
+    u32 leaving = 0;  // the lanes that execute bar.arrive, and so do not wait for the barrier
     LOOP for (u32 rest = lanes; rest; rest &= rest - 1) {
         u32 lane_bit = rest & -rest;
         Thread* t = thread_at(l, b, w * 32 + FFS(rest) - 1);

@@ -22,7 +22,7 @@
 #include "mbarrier.cuh"
 #include "reduce.cuh"
 
-const u32 LATEST_TURN = 64;  // a pending copy is made after this many turns of its block
+const u32 LATEST_TURN = 64;  // a pending copy is made at the latest after this many turns of its block
 
 // The end of a copy ---------------------------------------------------------------------------------------------------
 
@@ -43,7 +43,8 @@ FN u32 can_end(Bulk* c) {
     return !c->size || (*(u64*)c->mbarrier & (MBARRIER_VALID | MBARRIER_USED)) != MBARRIER_VALID;
 }
 
-// Returns 1, after recording a fault, if a thread must not read a range of aligned pieces of 16 bytes.
+// Checks that a thread may read a range, which consists of aligned pieces of 16 bytes. Returns 0 if it may, or 1 after
+// recording a fault.
 FAR u32 unreadable_range(Thread* t, u64 source, u32 size, u32 site, u32* word) {
     LOOP for (u32 i = 0; i < size; i += 16)
         if (refused(t, source + i, 16, 0, site, word)) return 1;
@@ -83,7 +84,7 @@ FN void write_bulk(Bulk* c) {
     }
 }
 
-// Makes a bulk copy, an st.async or an arrival.
+// Makes what an entry of Copies::bulk stands for: a bulk copy, an st.async, or an arrival of cp.async.mbarrier.
 FAR void end_bulk(Launch* l, Bulk* c) {
     Engine* e = l->engine;
     Block* from = (Block*)(l->slots + c->from * l->slot_stride);

@@ -20,10 +20,11 @@ const u64 FUEL = 1 << 24;      // accesses, or iterations of loops, of a thread 
 const u64 RESUME_WORK = 32;       // resuming a thread
 const u64 LOOK_WORK = 8;          // checking whether a polled word has changed
 const u64 MATRIX_WORK = 2048;     // executing a matrix instruction
-const u64 WORK_LIMIT = 32 << 20;  // the work after which a call returns: about a tenth of a second
+const u64 WORK_LIMIT = 32 << 20;  // a call of rt_run, rt_advance or rt_pass_time ends after this work: about 0.1 s
 const u64 STRAIN = 16;            // what a resume at a strong access adds to Engine::strain; any other resume adds 1
 const u64 LAST_STEP = 86400000000000ull;  // the largest step of the virtual clock: a day, in nanoseconds
-const u32 STREAK = 64;  // threads of a probe that run for more passes than this make progress: a spin loop takes fewer
+// A probe counts as progress if threads run in more successive passes than this. A spin loop waits again after fewer.
+const u32 STREAK = 64;
 const u64 STACK_LIMIT = 2 << 20;  // bytes of host stack that a thread may use; a thread of Python has 8 MiB
 // If this many polls are made without a write, the run counts as idle, even if threads poll words that are new to them.
 const u64 QUIET_LIMIT = 1 << 21;

@@ -70,7 +70,7 @@ struct Bulk {
     u32 how;           // for a reduction: the Reduce and the Element; else 0
     u32 until;         // for an arrival: it waits for its thread's copies with numbers below this one
     u32 number;        // for an arrival: the number that the race detector gives it as an agent (race.cuh)
-    u32 known;         // the clock that the mbarrier publishes when the copy has ended; the entry owns the reference
+    u32 known;         // the clock that the mbarrier publishes when the copy has ended; this Bulk owns the reference
     u32 turns;         // the number of turns (turn.cuh) of the target's block since the issue
     u32 next;          // link in its block's list, oldest first, or in the free list
 };
@@ -79,8 +79,8 @@ struct Bulk {
 struct Copies {
     u32 high, free;            // of `pool`: the highest index that was used, and the first free entry
     u32 bulk_high, bulk_free;  // the same for `bulk`
-    Copy pool[COPIES];         // entry 0 is not used
-    Bulk bulk[BULKS];          // entry 0 is not used
+    Copy pool[COPIES];         // entry 0 is not used, as index 0 means no copy
+    Bulk bulk[BULKS];          // entry 0 is not used, as index 0 means no copy
 };
 
 // A thread's queue of cp.async or, with `bulk`, of bulk copies to global memory (store.cuh).

@@ -265,7 +265,9 @@ FAR u32 delay_idle(Engine* e, Launch** launches, u32 n) {
         if (rank > high) high = rank;
     }
     low = high - (d->live_count < 32 ? 0 : (high - low) / 8);
-    u64 last = d->last_order;  // an entry that this loop propagates to the device gets a larger `order`, and is skipped
+    // A store that is propagated to the device gets an `order` above `last`. If this happens before the loop reaches
+    // the store's entry, the loop skips the entry, so that no store is propagated by two steps.
+    u64 last = d->last_order;
     LOOP for (u32 i = 1; i <= d->highest; i++) {
         PendingStore* p = &d->pool[i];
         if (p->level != P_FREE && p->order <= last && idle_rank(e, p) >= low) propagate(e, d, i);

@@ -100,7 +100,9 @@ def _llvm() -> Any:
 
 @functools.cache
 def _identity() -> bytes:
-    """A hash of all that an object depends on besides the PTX: the translator's sources, llvmlite, LLVM and the CPU."""
+    """A hash of all that the native code of a module depends on besides its PTX: the translator's sources, llvmlite,
+    LLVM and the CPU.
+    """
     llvm = _llvm()
     import llvmlite
 

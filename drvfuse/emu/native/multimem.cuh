@@ -44,7 +44,8 @@ FAR u64 polled_low(Engine* e, u64 addr, u32 size) {
     return all;
 }
 
-// Combines `count` words of `bits` bits, for a load. `how` has a Reduce, an Element and an Accumulate.
+// Combines `count` words of `bits` bits, one from each member, for multimem.ld_reduce. `how` has a Reduce, an Element
+// and an Accumulate.
 FN u64 reduce_word(u64* word, u32 count, u32 how, u32 bits) {
     u32 reduce = how & 15, element = how >> ELEMENT_SHIFT & 15, accumulate = how >> ACCUMULATE_SHIFT;
     u32 width = width_of(element);

@@ -127,7 +127,7 @@ struct Access {
     u32 copy_number;           // with AGENT_BULK: the number of the bulk copy in its block
     u32 repeats_poll;          // 1 for a poll that reads the same value as the last poll of the thread
     u32 is_plain;              // 1 for a thread's access with none of the flags NOT_PLAIN (race_quick.cuh)
-    Ref clock;                 // what the thread, operation or block knows at the access; it owns the reference
+    Ref clock;                 // the clock of the thread, operation or block, which owns the reference
     Ref shared_entry;          // for a copy or fill: the entry that its fully accessed lines share; else 0
     u64 addr;                  // the first byte, for reports
     u64 event_count;           // the number of events so far, for reports

@@ -4,7 +4,8 @@
 
 #include "race_check.cuh"
 
-// Fills in an Access that a block makes at its end. The caller adds the address.
+// Fills in an Access that stands for the end of a block: as a write, it conflicts with every access to the same memory.
+// The caller adds the address.
 FN void begin_block_access(Access* access, Launch* l, Block* b) {
     access->race = l->engine->race;
     access->launch = l;

@@ -5,7 +5,7 @@
 
 #include "race_access.cuh"
 
-// Returns a new clock with the untagged items of a clock, which get the tag TAG_ALIASED.
+// Returns a new clock: copies of the untagged items of the clock `known`, with the tag TAG_ALIASED.
 FAR Ref aliased(Race* r, Ref known) {
     Clock* all = (Clock*)arena_at(r, known);
     u32 size_class, n = 0;

@@ -35,11 +35,12 @@ FN u32 unfenced(Access* access, Entry* e, u32 lanes) {
     return !knows(access->race, access->block_state->proxy_fence_clock, e->op, e->block, e->warp, lanes, e->time);
 }
 
-// Whether an entry and the current access used different kinds of address, multicast and own, without a
-// fence.proxy.alias between the two.
+// Whether one of the two accesses, that of an entry and the current one, used a multicast address and the other one a
+// unicast address, without a fence.proxy.alias between the two.
 FN u32 unaliased(Access* access, Entry* e, u32 lanes) {
     if (via_multicast(access->site) == via_multicast(e->site) || morally_strong(access, e)) return 0;
-    if (e->block & AGENT_PENDING) return 0;  // copies are not checked, as no clock has TAG_ALIASED items for them
+    // Accesses of asynchronous copies are not checked, as no clock has TAG_ALIASED items for them.
+    if (e->block & AGENT_PENDING) return 0;
     u32 own_warp = access->thread_state && same_block(access, e->op, e->block) && e->warp == access->warp &&
                    e->time < access->thread_state->alias_fence_time;
     if (own_warp) lanes &= ~access->lane_bit;
@@ -180,7 +181,8 @@ FAR void check_line(Access* access, u64 addr, u32 mask) {
     if (!mask) return;
     Ref* pool = pool_at(r, addr);
     u32 write = access->kind & N_WRITE, strong = access->kind & N_STRONG;
-    u32 synchronous = access->agent == access->block;  // 0 for copies, which publish nothing here
+    // 0 if an asynchronous copy makes the access. Such an access neither learns nor publishes a clock at a location.
+    u32 synchronous = access->agent == access->block;
     u32 spread = access->is_plain ? spread_of(FFS(access->lane_bit) - 1, mask) : 0;
     r->change_count += write;
     if (write && access->is_plain) {
@@ -188,7 +190,9 @@ FAR void check_line(Access* access, u64 addr, u32 mask) {
         access->variant = after_read ? VARIANT_AFTER_READ : 0;
     }
 
-    Location *location = 0, *chain = 0;  // chain: the location, if the access is an atomic that continues its chain
+    // location: the location of the bytes of a strong access, or null. chain: the same location if the access is an
+    // atomic that continues the location's chain of atomics, else null.
+    Location *location = 0, *chain = 0;
     if (strong && synchronous) {
         u32 reads = !write || (access->kind & N_ATOMIC);
         location = find_location(access, cell, mask, reads);
@@ -218,7 +222,9 @@ FAR void check_line(Access* access, u64 addr, u32 mask) {
         if (both_read && !checks_all_reads && ++read_count > CHECKED_READS) break;
         u32 same_warp = same_block(access, e->op, e->block) && e->warp == access->warp;
         u32 lanes = overlap ? lanes_at(e, overlap) : e->lanes, others = same_warp ? lanes & ~access->lane_bit : lanes;
-        u32 replaceable = !others;  // 1 if whoever knows the current access also knows that of the entry
+        // 1 if the current access can replace the entry, since whoever knows the current access also knows the entry's
+        // accesses. That is so if its lane has made all of them. The code below decides the other cases.
+        u32 replaceable = !others;
         u32 may_merge = same_warp && access->is_plain && e->time == access->time && kind == access->kind &&
                         e->site == access->site && e->variant == access->variant;
         if (overlap && !both_read)

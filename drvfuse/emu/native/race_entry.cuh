@@ -60,7 +60,7 @@ struct Location : Entry {
 struct Observation {
     u32 op, block, warp;  // who observed
     u32 lanes;            // mask of the lanes that observed the same writes
-    u32 time;             // the time of these lanes
+    u32 time;             // the time (clock.cuh) of these lanes when they observed the writes
     u32 first_serial, last_serial;
     Ref next;
 };
@@ -96,8 +96,9 @@ const u32 AGENT_BULK = AGENT_PENDING | 1 << 24, BULK_LANES = 64;
 // fence.proxy.alias has followed.
 const u32 TAG_INIT = 1 << 24, TAG_READS = TAG_INIT | 1 << 23, TAG_ALIASED = 1 << 23;
 
-// Entry::variant of accesses that are not strong, or operate on an mbarrier.
-const u32 VARIANT_AFTER_READ = 1;     // a plain write of bytes that its thread has read at the same time (clock.cuh)
+// Entry::variant of accesses that are not strong, or operate on an mbarrier. VARIANT_AFTER_READ: a plain write of bytes
+// that its thread has read since the thread's time (clock.cuh) last grew.
+const u32 VARIANT_AFTER_READ = 1;
 const u32 VARIANT_MBARRIER_INIT = 6;  // mbarrier.init or .inval
 const u32 VARIANT_MBARRIER = 7;       // any other operation on an mbarrier
 

@@ -18,10 +18,11 @@
 
 #include "race_publish.cuh"
 
-// Returns 1 if an observation records that the lane of the current access has observed the present chain of writes of
-// `v`, else 0. If other lanes of the warp have observed this chain at the same time (clock.cuh), stores their
-// observation in *alike. Also removes the lane from observations that have the same time but fewer writes of this
-// chain, since the new observation includes those writes.
+// Returns 1 if an observation at `v` already records that the lane of the current access has observed the present chain
+// of writes of `v`. Else returns 0, and the caller records that the lane observes this chain by the current access. For
+// that, this function looks at the observations of the warp whose time (clock.cuh) is that of the current access. If
+// one of them records that other lanes have observed the whole chain, stores it in *alike; the caller adds the lane to
+// it. From those that record only the first writes of the chain, removes the lane, as the whole chain includes these.
 FN u32 find_observation(Access* access, Location* v, Observation** alike) {
     Race* r = access->race;
     LOOP for (Ref* link = &v->observations; *link;) {
@@ -52,7 +53,8 @@ FAR void record_observation(Access* access, Location* v) {
     if (!morally_strong(access, v) || ordered(access, v, v->lanes)) return;
     if (same_block(access, v->op, v->block) && v->warp == access->warp && v->lanes == access->lane_bit) return;
     Observation* alike = 0;
-    if (~access->kind & N_WRITE && find_observation(access, v, &alike)) return;  // an earlier poll may have recorded it
+    // A thread that polls reads the same write many times, so an earlier read may have recorded the observation.
+    if (~access->kind & N_WRITE && find_observation(access, v, &alike)) return;
     if (alike) {
         alike->lanes |= access->lane_bit;
         return;
@@ -96,8 +98,9 @@ FAR u32 observed(Access* access, Ref* cell, Entry* e) {
 // Compaction ----------------------------------------------------------------------------------------------------------
 
 const u32 OBSERVATION_SLACK = 16;  // a list is compacted when longer than this plus twice its last compacted length
-const u32 COMPACTED_WRITES = 8;    // if more writes still have an entry, observations are not merged
-const u32 COMPACTED_GROUPS = 64;   // entries of the table in which equal observations are found; a power of two
+// If more writes of a location than this have an entry, compact_observations merges only observations of equal serials.
+const u32 COMPACTED_WRITES = 8;
+const u32 COMPACTED_GROUPS = 64;  // entries of the table in which equal observations are found; a power of two
 
 // Shortens the list of observations of a location. Only writes of the location that still have an entry matter;
 // `oldest` is the lowest of their serials. An observation that includes none of them is dropped. Observations of one
@@ -116,7 +119,8 @@ FAR void compact_observations(Race* r, Ref* cell, Location* v, u32 oldest) {
     LOOP for (Ref* link = &v->observations; *link;) {
         Ref ref = *link;
         Observation* s = (Observation*)arena_at(r, ref);
-        u32 distance = ~0u;  // from the last observed write back to the newest write that still has an entry
+        // How far back, in serials, the newest write that still has an entry lies from the last observed write.
+        u32 distance = ~0u;
         LOOP for (u32 i = 0; i < n && n <= COMPACTED_WRITES; i++)
             if (s->last_serial - writes[i] < distance) distance = s->last_serial - writes[i];
         u32 useless = (s32)(s->last_serial - oldest) < 0;

@@ -76,8 +76,8 @@ FN void publish_release(Access* access, Location* v, u32 scope, Ref clock) {
 
 // Parts of a clock ----------------------------------------------------------------------------------------------------
 
-// Returns what the thread of the current access knows, joined with the thread's own accesses so far, as a new
-// reference.
+// Returns the clock of what the thread of the current access knows, joined with the thread's own accesses so far. The
+// caller owns the reference.
 FN Ref all_known(Access* access) {
     Ref all = with_items(access->race, access->thread_state->clock, access->op, access->block, access->block_state->barrier_time, access->warp, access->lane_bit, access->thread_state->time + 1);
     if (access->thread_state->alias_fence_time)
@@ -124,7 +124,8 @@ FAR Ref reads_of(Race* r, Ref known, u32 op) {
 FN void learn_from(Access* access, Location* v, Published* p) {
     Race* r = access->race;
     u32 need = scope_needed(access, p->op, p->block), in_block = need == SCOPE_CTA;
-    // A release for a scope wider than the cluster is also published for the cluster.
+    // A release for a scope wider than the cluster is also published for the cluster. A read of cluster scope by
+    // another block of the cluster learns from that record, so it skips the wider one.
     u32 in_cluster_too = need == SCOPE_CLUSTER && p->scope > SCOPE_CLUSTER;
     if (in_cluster_too && access->scope == SCOPE_CLUSTER) return;
     if (need < SCOPE_GPU) {
@@ -146,7 +147,9 @@ FN void learn_from(Access* access, Location* v, Published* p) {
 // Lets a strong read of a location learn what is published there.
 FAR void learn_published(Access* access, Location* v) {
     Race* r = access->race;
-    u32 has_release = same_block(access, v->op, v->block);  // whether the last writer has published anything of its own
+    // 0 if the last write was made by another block that has published nothing of its own here, as by a relaxed store
+    // without a fence. This is recorded as the reason of a later race.
+    u32 has_release = same_block(access, v->op, v->block);
     LOOP for (Ref ref = v->published; ref;) {
         Published* p = (Published*)arena_at(r, ref);
         ref = p->next;

@@ -21,7 +21,7 @@ struct QuickAccess {
     u32 mask;    // the bytes of the line that it touches
     u32 spread;  // Entry::spread for the access
     u32 site;
-    u32 read_only;  // not 0 for the read-only path, which may miss writes of the kernel itself
+    u32 read_only;  // not 0 for a load by the read-only path, which may miss earlier writes of its own kernel
 };
 
 FN u32 own_warp(QuickAccess* access, Entry* e) {
@@ -37,7 +37,8 @@ FN u32 surely_known(QuickAccess* access, Entry* e, u32 overlap) {
            (e->warp == access->warp && lanes_at(e, overlap) == access->lane_bit);
 }
 
-// Adds the access to an entry if the entry can be shared. Returns 1 if it did.
+// Adds the access to the entry `e` if the entry records accesses of the same kind, by the same warp and instruction, at
+// the same time (clock.cuh), and if merge_lane can add the lane and its bytes to them. Returns 1 if it did.
 FN u32 merge_access(QuickAccess* access, Entry* e, u32 kind, u32 variant) {
     if (e->site != access->site || e->kind != kind || e->time != access->thread_state->time || e->variant != variant ||
         !own_warp(access, e))
@@ -121,7 +122,8 @@ FN void forget_outlived(QuickAccess* access, Ref* pool, Ref* link, u32 own_count
 
 // The quick way -------------------------------------------------------------------------------------------------------
 
-// A result of the quick way: the access is left to check_line, which has to check all reads of the list.
+// A result of quick_read and race_quick: the read is neither checked nor recorded. The caller has to call check_line,
+// with a check of all reads of the list.
 const u32 CHECK_ALL_READS = 2;
 
 // Returns 1 with a probability of 1 in 64: then a read checks the whole list. A fixed interval could miss some lists

@@ -99,7 +99,8 @@ FN void begin_range_access(Access* access, Race* r, u32 op, u32 clock, u32 write
     access->shared_entry = 0;
 }
 
-// Makes the entry that the fully accessed lines of a copy or fill share. It stays allocated.
+// Makes the entry that the fully accessed lines of a copy or fill share. It is never freed, since nothing counts the
+// lines that still have it.
 FN Ref new_shared_entry(Access* access) {
     u32 size_class;
     Ref ref = take_piece(access->race, sizeof(Entry), &size_class);

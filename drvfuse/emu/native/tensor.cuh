@@ -150,5 +150,5 @@ FN u32 fused(const Side* a, u32 row, const Side* b, u32 column, u32 count, u32 a
     if (!sum) return 0;
     u64 magnitude = (u64)(sum < 0 ? -sum : sum);
     u32 r = half ? fp16_to_nearest(magnitude, top - (s32)GUARD) : fp32_toward_zero(magnitude, top - (s32)GUARD);
-    return r && sum < 0 ? r | (half ? 0x8000u : 0x80000000u) : r;  // a zero is positive
+    return r && sum < 0 ? r | (half ? 0x8000u : 0x80000000u) : r;  // a sum that is rounded to zero is +0
 }

@@ -73,7 +73,7 @@ class Mapping:
 
 
 def nearby(address: int, start: int, nbytes: int) -> str:
-    """Where an address lies relative to a range, in words to which the name of the range is appended."""
+    """Where an address lies relative to a range, such as "8 bytes into". The caller appends the name of the range."""
     if address < start:
         return f"{start - address} bytes before"
     if address < start + nbytes:

@@ -97,7 +97,7 @@ def _map_at(
 
 
 def access_address(address: int) -> int:
-    """The address of the access word of the granule in which `address` lies (first process of the window)."""
+    """The address of the access word, in the table of the first process, for the granule in which `address` lies."""
     return abi.ACCESS_BASE + ((address - abi.WINDOW_BASE) >> abi.GRANULE_SHIFT) * 4
 
 
@@ -161,7 +161,8 @@ def reserve(asked: int, cells: bool, last: bool = False) -> tuple[int, int]:
 
     Before a smaller window is tried, the garbage collector runs, since it releases windows of dropped machines.
     """
-    # `refusal` is a text, as the traceback of an exception would keep the window alive.
+    # `refusal` is the text of an exception. The exception itself would keep its traceback, and so the frames of the
+    # callers and the window that they construct, alive after that window is dropped.
     refusal, taken, collected = "", False, False
     nbytes = asked
     slots = range(abi.WINDOW_BASE, abi.WINDOW_BASE + abi.SHADOW_OFFSET - asked + 1, asked)
@@ -195,7 +196,7 @@ def arena(nbytes: int) -> mmap.mmap:
 
 
 def unmap(base: int, nbytes: int, cells: bool, *files: int) -> None:
-    """Release a window that `reserve` has returned, and close files."""
+    """Release a window that `reserve` has returned, and close the descriptors `files`."""
     for address, size in areas(base, nbytes, cells):
         _libc.munmap(address, size)
     for file in files:

@@ -277,10 +277,11 @@ class Window:
         first, last = round_up(address, GRANULE), end & ~(GRANULE - 1)
         if first < last:
             self._tables.describe(first, last - first, None, Kind.HOST | KIND_INITIALISED | KIND_FULL)
+        # In a granule of which only a part is mapped, the shadow says which bytes are addressable.
         for low, high in (
             (address, min(first, end)),
             (max(last, first), end),
-        ):  # granules of which only a part is mapped
+        ):
             if low < high:
                 ctypes.memset(low + abi.SHADOW_OFFSET, abi.SHADOW_ADDRESSABLE, high - low)
         table = table or self.table
