@@ -95,7 +95,7 @@ _TABLE = {
 
 NAMES = tuple(_TABLE)
 FP8 = ("float8_e4m3fn", "float8_e5m2")
-WITHOUT_TYPESTR = (*_ML_DTYPES, FP4)  # array interfaces have no code for these
+WITHOUT_TYPESTR = (*_ML_DTYPES, FP4)  # array interfaces have no type string for these
 
 
 def get(dtype: DTypeLike, argument: str = "dtype") -> DType:
@@ -110,7 +110,7 @@ def _find(dtype: Any) -> DType | None:
     if isinstance(dtype, DType):
         return dtype
     found = _TABLE.get(dtype) if isinstance(dtype, str) else None
-    structured = isinstance(dtype, (tuple, list, dict))  # numpy would make structured dtypes of these
+    structured = isinstance(dtype, (tuple, list, dict))  # refused, as numpy would make structured dtypes of them
     if found is None and dtype is not None and not structured:
         import numpy as np
 

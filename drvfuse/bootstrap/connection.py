@@ -127,14 +127,17 @@ class Connection:
         """Take no further step on board number `board`. When the last board is left, the connection is closed. Does
         nothing in a forked child.
         """
-        if self.pid != os.getpid():  # in a child the lock may be held for ever, by a thread of the parent
+        if self.pid != os.getpid():
+            # At the fork a thread of the parent may have held a lock, which then stays locked in the child for ever.
             return
         with self._news:
             if self._members.pop(board, None) is None:
                 return
             last = not self._members
         self._send({"do": "leave", "board": board, "number": 0, "how": how})
-        if last:  # the server reads what was sent and closes its end; then the thread closes this end
+        if last:
+            # Only sending ends here: the server reads what was sent and closes its end, and then the reading thread
+            # closes this end.
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 

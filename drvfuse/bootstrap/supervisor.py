@@ -187,7 +187,9 @@ class Supervisor:
             if number == signal.SIGCHLD:
                 continue
             self._status = self._status or 128 + number
-            if number != signal.SIGINT or self._deadline < math.inf:  # at a second Ctrl-C the processes end at once
+            # A first Ctrl-C gives the processes time to end (below). After any other signal, or a Ctrl-C while a
+            # deadline is set for them, they get SIGTERM or SIGKILL at once.
+            if number != signal.SIGINT or self._deadline < math.inf:
                 self._end_them(self._next_signal)
                 continue
             self._say(f"interrupted; the processes have {self._grace:g} s to end")

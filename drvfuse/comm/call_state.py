@@ -74,7 +74,9 @@ class CallState:
             raise failure
 
     def refuse(self, calls: ComparedCalls | None) -> None:
-        """Raise the error that says why all processes of the group must reset it."""
+        """Raise the error that says why all processes of the group must reset it: the error of `check` if a call has
+        failed, else a LaunchError.
+        """
         self.check(calls)
         raise LaunchError(
             "an earlier call of the group could not be launched on this rank, and the other ranks wait for it or have "

@@ -179,7 +179,9 @@ class Group(Owned, Owner):
     def of_board(
         cls, board: Board, opened: Callable[[], tuple[Device, int, int | None]], wanted: NodesWanted | None = None
     ) -> Group:
-        """A group of the ranks of a board, with the arguments and errors of `comm.connect.connect`."""
+        """A group of the ranks of `board`. `comm.connect.connect` says what `opened` returns, and which errors are
+        raised.
+        """
         wanted = wanted or NodesWanted()
         transport, record, layout = connect(board, opened, wanted)
 

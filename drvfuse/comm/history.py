@@ -179,7 +179,9 @@ class History:
         self._settled = [last for _ in self._older]
 
     def find(self, rank: int, peer: int, epoch: int) -> str:
-        """A text that names the call which `rank` began when its epoch was `epoch`."""
+        """A text for messages: the call which `rank` began when its epoch was `epoch`, or the calls of which it is one.
+        If `peer`, for which `rank` has waited, was not launched with that call, the text says so.
+        """
         here = rank in self._indices
         position = self._indices.index(rank) if here else 0
         older = self._older[position]

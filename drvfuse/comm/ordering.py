@@ -60,10 +60,14 @@ class RankOrder:
 
     def _after_foreign(self, last: Stream, stream: Stream, rank: int) -> None:
         now = stream.capture_id()
-        if now is None:  # never refused, as drvfuse cannot ask whether the last call's capture is still open
+        # A stream that is not captured is never refused, as drvfuse cannot ask whether the last call's capture is still
+        # open.
+        if now is None:
             if self._event is not None:
                 stream.wait(self._event)
-        elif not same(last, stream):  # in a capture no event can be used: the streams must be equal or joined
+        elif not same(last, stream):
+            # While it is captured, `stream` cannot wait for `_event`, which was recorded outside captures. So the last
+            # call must be in the same capture.
             if now != self._capture:
                 raise _refused(rank, None)
             stream.follow(last)
@@ -78,7 +82,9 @@ class RankOrder:
             self._event = event
 
     def drain(self, synchronised: Stream) -> None:
-        """Wait for the last call and forget it. The caller has just synchronised the stream `synchronised`."""
+        """Wait for the rank's last call and forget it. There is no wait for a call on the stream `synchronised`, since
+        the caller has just synchronised that stream.
+        """
         last, event = self.last, self._event
         if last is not None and not last.foreign:
             if last.closed:

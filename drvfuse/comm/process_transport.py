@@ -107,7 +107,7 @@ class ProcessTransport(OnBoard):
         count = int(driver.cuDeviceGetCount())
         visible = {bytes(driver.cuDeviceGetUuid(driver.cuDeviceGet(i)).bytes).hex(): i for i in range(count)}
         for rank, gpu in enumerate(self._agreement.gpus):
-            index = visible.get(gpu, self._device.index)  # not a Device object, which would create a context
+            index = visible.get(gpu, self._device.index)  # an int, as a Device object would create a context
             other = index != self._device.index
             if other and not driver.cuDeviceCanAccessPeer(self._device.handle, driver.cuDeviceGet(index)):
                 raise Unsupported(f"{self._device!r} cannot access the memory of rank {rank}, on device {index}")

@@ -36,7 +36,8 @@ class RankGraphs:
             graphs = [captures.enter_context(Graph.capture(stream)) for stream in chosen]
             yield cls(group, chosen, graphs)
         for graph, stream in zip(graphs, chosen, strict=True):
-            graph.upload(stream)  # otherwise kernels of earlier ranks wait while the first launch uploads it
+            # Otherwise the first launch would upload it, while kernels of earlier ranks are waiting already.
+            graph.upload(stream)
 
     def launch(self, streams: Sequence[StreamLike] | None = None) -> None:
         """Queue every rank's graph, each on its stream of the capture or of `streams`; does not wait.

@@ -63,7 +63,8 @@ def _on_board(
     """The new group of this process's only rank; None if the rank's colour is None."""
     device = group.ranks[0].device
     board = transport.board.split(color, key)
-    if transport.identity is not None:  # all ranks of the old group take part, also those that join no new group
+    if transport.identity is not None:
+        # Called by all ranks of the old group, as `disturb` requires, also by those that join no new group.
         disturb(device, [transport.identity.number])
     if board is None:
         return None

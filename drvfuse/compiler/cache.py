@@ -47,7 +47,9 @@ _sizes: dict[Path, int] = {}  # bytes per folder: those at the last scan, plus t
 
 
 def key_of(parts: Mapping[str, Any]) -> str:
-    """The hash of all inputs that determine the output; `parts` must be plain JSON data."""
+    """The key of the entry for `parts`, which must be plain JSON data and hold all inputs that determine the output of
+    the compiler: a hash.
+    """
     text = json.dumps({"schema": _SCHEMA, **parts}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -86,7 +88,8 @@ def load(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]] | None:
     except _DAMAGE as error:
         _log.warning("cache entry %s is damaged and is rebuilt: %s", entry, error)
         return None
-    with contextlib.suppress(OSError):  # the folder belongs to another user, or the entry was just deleted
+    # Errors are ignored: the folder may belong to another user, or the entry may just have been deleted.
+    with contextlib.suppress(OSError):
         if time.time() - entry.stat().st_mtime > _USE_SECONDS:
             os.utime(entry)
     return found

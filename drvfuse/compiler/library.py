@@ -46,7 +46,8 @@ class Library:
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
         self.version = (major.value, minor.value)
-        # NVRTC opens its builtins by name alone, and 13.0 does not look in its own folder.
+        # NVRTC opens its library of builtins by name alone. That library is loaded here first, since NVRTC 13.0 does
+        # not look for it in its own folder.
         builtins = Path(path).with_name("libnvrtc-builtins.so.{}.{}".format(*self.version))
         self._builtins = ctypes.CDLL(str(builtins)) if builtins.exists() else None
         count = ctypes.c_int()

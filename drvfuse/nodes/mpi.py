@@ -38,7 +38,7 @@ class Mpi:
     """
 
     name = "MPI"
-    watched = False  # `_wait` bounds every wait
+    watched = False  # no watchdog is needed, as `_wait` bounds every wait
 
     def __init__(self, communicator: Any = None) -> None:
         """`communicator` is a communicator of mpi4py, by default COMM_WORLD. Raises Unsupported where mpi4py cannot be

@@ -188,7 +188,9 @@ class Nccl:
                 self._lock.release()
 
     def _abandon(self) -> None:
-        with suppress(KeyError):  # no communicator is left: another thread may have taken the last one
+        # `popitem` raises KeyError when no communicator is left. A check before it would not do, as another thread may
+        # take the last one after the check.
+        with suppress(KeyError):
             while True:
                 self._nccl.comm_abort(self._communicators.popitem()[1])
 

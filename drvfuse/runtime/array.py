@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device arrays: a pointer, a shape and a dtype, C-contiguous, owned by a pool or borrowed."""
+"""Device arrays: a pointer, a shape and a dtype. They are C-contiguous. A pool or another object owns their memory."""
 
 from __future__ import annotations
 
@@ -104,7 +104,9 @@ class Array:
 
     @property
     def layout(self) -> tuple[Device, str, tuple[int, ...], int]:
-        """Device, dtype, shape, and the address modulo 16 bytes."""
+        """Device, dtype, shape, and the address modulo 16 bytes: what a repeated call of an op compares in place of the
+        array itself.
+        """
         found = self._layout
         if found is None:
             found = self._layout = self.device, self.dtype.name, self.shape, self.ptr % 16
@@ -125,7 +127,9 @@ class Array:
             self._block.used_on(stream)
 
     def used_before(self, event: Event) -> None:
-        """Like `used_on`, for work on a foreign stream. `Stream.mark` has recorded `event` after that work."""
+        """Tell the array that work on a foreign stream reads or writes it. `Stream.mark` has recorded `event` after
+        that work, and the memory is reused only after `event`.
+        """
         if self._block is not None:
             self._block.used_before(event)
 

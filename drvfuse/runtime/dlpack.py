@@ -74,10 +74,11 @@ _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_cha
 _exported: dict[int, Any] = {}  # address of the managed tensor -> the objects to keep until its deleter is called
 
 
-_capsules: dict[int, list[Any]] = {}  # address -> [capsule], until the capsule is consumed or dropped
+_capsules: dict[int, list[Any]] = {}  # address of the managed tensor -> [its capsule], until it is consumed or dropped
 
 
-# The default argument keeps the dictionary when the module's globals are cleared at interpreter exit.
+# `exported` is a default argument, so that the dictionary outlives the module's globals, which are cleared at
+# interpreter exit.
 @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _delete(address: int, exported: dict[int, Any] = _exported) -> None:
     exported.pop(address, None)
@@ -221,7 +222,9 @@ def read(capsule: Any, argument: str = "DLPack capsule") -> Description:
 
 
 class _ExchangeApi(ctypes.Structure):
-    """DLPackExchangeAPI: a version, a link to an older table, and five functions; the last returns the stream."""
+    """DLPack's structure DLPackExchangeAPI: a version, the address of the structure of an older version, and five
+    functions. drvfuse calls only the last one, which tells the current stream of a device.
+    """
 
     _fields_ = [
         ("major", ctypes.c_uint32),

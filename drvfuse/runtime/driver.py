@@ -98,8 +98,8 @@ class Driver(Owner):
         super().__init__()
         self.name, self.machine, self.types = name, machine, types
         self.devices: dict[int, Device] = {}
-        # Functions that free something, with their arguments: `owned` for open objects, by key, and `retired` for the
-        # next `lifetime.flush`.
+        # Functions that free something, with their arguments. `owned` has those of the objects that are open, each
+        # under a key of its own. `retired` has those that the next `lifetime.flush` calls.
         self.owned: dict[object, tuple[Callable[..., None], tuple[Any, ...]]] = {}
         self.retired: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.abandoned: list[Any] = []  # memory that could not be freed safely; it is kept as long as the driver lives
@@ -294,7 +294,7 @@ def _open_cuda() -> Driver:
     bindings = _bindings()
     try:
         (code,) = bindings.cuInit(0)
-    except RuntimeError as error:  # the loader of the bindings raises a subclass of it
+    except RuntimeError as error:  # without a driver library, the bindings raise a subclass of RuntimeError
         raise DriverUnavailable(f"{NO_LIBRARY} ({error})") from error
     count = 0
     if not code:

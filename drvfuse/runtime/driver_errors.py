@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of driver calls: what the driver says, a hint, what the emulated machine found, and the calls before."""
+"""Makes the errors of driver calls. Their texts say what the driver reports, give a hint, and show what the emulated
+machine has found and which calls came before.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ def error_of(driver: Driver, name: str, args: tuple[Any, ...], code: Any) -> Dri
         return ClosedError(f"{name}: {driver.machine!r} was closed, and its devices, arrays and groups with it")
     number = int(code)
     driver.lost |= number in _CONTEXT_LOST
-    report = _report(driver, number)  # read first, since other calls may change it
+    report = _report(driver, number)  # the report is read first, since the driver calls below may replace it
     label, text = calls.code_name(code), ""
     try:
         status, raw = driver.raw("cuGetErrorName")(code)

@@ -96,7 +96,8 @@ class Graph(Owned, Owner):
                 origin.follow(stream)
         except BaseException:
             self._fail()
-            # This ends the capture on all of its streams. The driver reports an error if some are not joined back.
+            # This ends the capture on all of its streams. The error that the driver reports if some of the streams are
+            # not joined back is ignored.
             with origin.device.use():
                 _, *values = driver.result("cuStreamEndCapture", origin.handle)
             if values and int(values[0] or 0):

@@ -281,7 +281,7 @@ def _check_range(found: Description, where: Device, argument: str) -> None:
         code, *values = where.driver.result("cuMemGetAddressRange", found.ptr)
     base, nbytes = (int(value) for value in values) if not code else (0, 0)
     end = found.ptr + math.prod(found.shape) * found.dtype.itemsize
-    # An array in virtual memory may extend into the next mapping.
+    # In virtual memory `nbytes` is the size of one mapping. An array may extend into the next, so it is not refused.
     if nbytes and end > base + nbytes and not is_virtual(where.driver, found.ptr):
         shown = f"{end - found.ptr} bytes at {found.ptr:#x}"
         expected = f"inside its allocation, which ends {end - base - nbytes} bytes before the end of the array"

@@ -21,14 +21,16 @@ from .packing import Argument
 if TYPE_CHECKING:
     from .module import Module
 
-_DEFAULT_SHARED = 48 * 1024  # static and dynamic shared memory of a block that need no function attribute
+_DEFAULT_SHARED = 48 * 1024  # the shared memory, static and dynamic, that a block may have without a function attribute
 _PORTABLE_CLUSTER = 8
 _MAX_CLUSTER = 16
 
 
 @dataclass(frozen=True)
 class FunctionAttributes:
-    """The driver's attributes of a loaded kernel; sizes in bytes, registers and local memory per thread."""
+    """What the driver tells about a loaded kernel. Sizes are in bytes. Registers and local memory are those of one
+    thread, and `max_threads` is the size of the largest block.
+    """
 
     registers: int
     local_bytes: int

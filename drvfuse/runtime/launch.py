@@ -36,7 +36,7 @@ class Configuration:
     ) -> None:
         self.kernel, self.device, self.function = kernel, device, function
         self.grid, self.block, self.smem = grid, block, smem
-        self.attributes = tuple(attributes)  # keeps events in them alive
+        self.attributes = tuple(attributes)  # kept, so that the events in the attributes stay alive
         types = device.driver.types
         self._built: list[Any] = [a.build(types) if isinstance(a, LaunchAttribute) else a for a in attributes]
         for attribute in self._built:
@@ -83,7 +83,9 @@ class Launch:
         return f"<Launch {self.kernel.info.name} grid {self.grid} block {self.block} on device {self.device.index}>"
 
     def set(self, index: int, value: Argument) -> None:
-        """Rewrite argument `index` in place, with the checks of `prepare`; launches already made are not changed."""
+        """Rewrite argument `index` in place, with the checks of `prepare`. Launches that are already queued keep the
+        old value.
+        """
         self._arguments.set(index, value)
 
     def resize(self, grid: int) -> None:
@@ -93,7 +95,9 @@ class Launch:
         self._facts = self._facts._replace(grid=self.grid)
 
     def view(self, index: int, kind: type[Struct]) -> Struct:
-        """Argument `index` as a struct of class `kind` in place, whose fields may be written before each launch."""
+        """Argument `index` as a struct of class `kind`, which shares the argument's memory: a launch passes what was
+        last written to the fields.
+        """
         return self._arguments.view(index, kind)
 
     def __call__(self, stream: StreamLike) -> None:

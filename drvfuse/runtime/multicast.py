@@ -192,7 +192,9 @@ class Multicast(Owned):
         bound = self._range(device, offset, nbytes)
         with device.use():
             owner = self.driver.pointer_device(ptr)
-        if owner != device.index:  # the older form of the call takes no device, and would bind memory of another device
+        # Checked here, since the older form of cuMulticastBindAddr takes no device, and would bind memory of
+        # another device.
+        if owner != device.index:
             raise ArgumentError("ptr", f"{ptr:#x}", f"an address of memory of {device!r}")
         self._bind("cuMulticastBindAddr", bound, ptr, bound.nbytes, 0)
 

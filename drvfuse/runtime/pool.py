@@ -60,7 +60,8 @@ class Block:
             return
         known = self.users.get(key)
         if known is not None and known is not stream and known.closed:
-            self.users[id(known)] = known  # the driver gave the handle to a new stream; the free waits for both streams
+            # The driver has given the handle of the closed stream `known` to `stream`. The free waits for both streams.
+            self.users[id(known)] = known
         self.users[key] = stream
 
 

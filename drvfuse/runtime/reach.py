@@ -58,8 +58,8 @@ def _peer_enabled(ptr: int, holder: Device, reader: Device) -> bool:
 
 
 def _reached_by(ptr: int, nbytes: int, user: Device, plain: Callable[[int, Device, Device], bool]) -> bool:
-    """Whether `user` can access the range. For cuMemAlloc memory of another device `plain(ptr, holder, user)`
-    decides."""
+    """Whether kernels of `user` can access the `nbytes` bytes at `ptr`. If they are cuMemAlloc memory of another
+    device, `holder`, the result is `plain(ptr, holder, user)`."""
     if nbytes == 0:
         return True
     driver = user.driver

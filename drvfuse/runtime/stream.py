@@ -144,7 +144,8 @@ class Stream(Owned):
         code, *values = driver.result("cuStreamGetCtx", self.handle)
         if int(code) in UNKNOWN_HANDLE:
             raise ArgumentError(argument, hex(self.handle), f"a stream that the {driver.name} driver knows")
-        if code or int(values[0] or 0) in (0, int(ours)):  # a stream of a green context may have no CUcontext
+        # A stream whose context the driver does not tell is accepted, since a stream of a green context may have none.
+        if code or int(values[0] or 0) in (0, int(ours)):
             return
         driver.cuCtxPushCurrent(values[0])
         try:
@@ -310,7 +311,7 @@ def _handle_of(stream: Any, argument: str) -> int:
             raise ArgumentError(argument, f"of __cuda_stream__ version {version}", "of version 0")
         return int(handle)
     for name in ("cuda_stream", "ptr"):
-        if hasattr(stream, name) and not hasattr(stream, "dtype"):  # an array also has the attribute `ptr`
+        if hasattr(stream, name) and not hasattr(stream, "dtype"):  # an array may have `ptr` too, but is refused
             return int(getattr(stream, name))
     try:
         return operator.index(stream)

@@ -278,7 +278,9 @@ class SymmetricBuffer(Owned):
         return self
 
     def _take(self, parts: Sequence[MappedMemory], own: Sequence[int], *users: Owned) -> None:
-        """Take ownership of `parts`, and of `users`: objects that use the parts and are closed before them."""
+        """Take ownership of `parts`, one for each rank, and of `users`: objects that use the parts and are closed
+        before them. The parts of the ranks `own` are on devices of this process.
+        """
         self._own = tuple(own)
         self.devices = tuple(parts[rank].device for rank in own)
         self.nbytes = parts[0].nbytes

@@ -44,7 +44,7 @@ class Section:
 
     @property
     def words(self) -> int:
-        """The number of words per block."""
+        """How many words of the section each block has."""
         return layout.block_words(self.phases, self.rounds * self.peers)
 
     @property
@@ -53,12 +53,12 @@ class Section:
 
     @property
     def capacity(self) -> int:
-        """The number of words for which the kernel is compiled (`layout.defines`)."""
+        """The number of words per block for which the kernel is compiled (`layout.defines`), at least `words`."""
         return layout.capacity(self.words)
 
     @property
     def parameters(self) -> layout.TraceParams:
-        """The last argument of the traced kernel."""
+        """The last argument of the traced kernel, which tells it where to write its words."""
         return layout.TraceParams(self.array.ptr + self.offset, self.words, self.rounds * self.peers)
 
 

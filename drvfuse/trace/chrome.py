@@ -53,7 +53,7 @@ class _Lanes:
     blocks with the same index have several lanes."""
 
     def __init__(self) -> None:
-        self._busy: dict[tuple[int, int], list[int]] = {}  # (rank, block) -> when each of its lanes is free
+        self._busy: dict[tuple[int, int], list[int]] = {}  # (rank, block) -> the time from which each lane is free
         self.of: dict[tuple[int, int, int], int] = {}
         self.threads: dict[tuple[int, int], str] = {}
 

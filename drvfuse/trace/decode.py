@@ -29,7 +29,7 @@ BLOCK = "block"
 _NAMES = np.array([*layout.ROLES, BLOCK])
 _WAIT, _BARRIER, _FINISH = (layout.ROLES.index(role) for role in ("wait", "barrier", "finish"))
 _CLOCK = np.uint64((1 << layout.CLOCK_BITS) - 1)
-_LONG = 1000  # timer ticks; a longer block gives the rate of its SM's clock better than a calibration does
+_LONG = 1000  # in timer ticks: a block that runs longer gives its SM's clock rate better than a calibration does
 
 
 def records(sections: Sequence[Section], words: Mapping[int, Array], clocks: Mapping[int, Clock]) -> Array:
@@ -107,7 +107,9 @@ def _section(section: Section, table: Array, clock: Clock, origin: int) -> Array
 
 
 def _cycles(words: Array, entry: Array) -> Array:
-    """The times in the low bits of `words`, minus the time of the entry."""
+    """The values of the SM's clock or of the global timer in the low bits of `words`, minus the value `entry`, which
+    was read when the block began.
+    """
     return ((words - entry) & _CLOCK).astype(np.int64)
 
 
@@ -122,6 +124,7 @@ def _placed(table: Array, length: Array, clock: Clock) -> tuple[Array, Array]:
     took = _cycles(table[:, 2], table[:, 0])
     long = took > _LONG * tick if tick else np.zeros(len(took), bool)
     rate = np.where(long, length / np.maximum(took, 1), clock.cycles_per_ns)
-    back = np.where(long, 0.0, took - length / clock.cycles_per_ns)  # lower bound, from the timer at the exit
+    # a lower bound of the delay, from the timer's value at the exit
+    back = np.where(long, 0.0, took - length / clock.cycles_per_ns)
     low, high = np.maximum(back, 0.0), np.minimum(back, 0.0) + tick
     return np.where(low <= high, (low + high) / 2, tick / 2), rate
