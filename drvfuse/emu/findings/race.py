@@ -43,7 +43,8 @@ class Clock:
         self._detector, self.ref = detector, ref
 
     def __del__(self) -> None:
-        self._detector.dropped.append(self.ref)  # released later, as the garbage collector may run in any thread
+        # The garbage collector may call this in any thread, where the reference must not be released. `_all` does it.
+        self._detector.dropped.append(self.ref)
 
 
 class Ordered:

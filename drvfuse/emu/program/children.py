@@ -56,7 +56,7 @@ class Switched:
 
     def __exit__(self, *exc: object) -> None:
         if os.getpid() != self._pid:
-            return  # this process was forked by the program
+            return  # the program has forked this process; the server and the folder belong to the parent
         if self._server is not None:
             self._server.close()
         if self._folder:
