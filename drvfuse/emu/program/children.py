@@ -72,7 +72,9 @@ def _collected(folder: Path) -> list[dict[str, Any]]:
 
 
 def switch() -> None:
-    """Make this process use the emulated driver of its default machine. Its findings are written when it exits."""
+    """Make this process use the emulated driver of its default machine. If the process that runs the program collects
+    findings in a folder, those of this process are written there when it exits.
+    """
     machine = default_machine()
     switch_for_good(machine)
     if _FOLDER in os.environ:
