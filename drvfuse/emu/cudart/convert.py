@@ -136,7 +136,7 @@ def _number(value: Any) -> Any:
 
 
 def _plain_result(value: Any) -> Any:
-    """The value that the runtime API returns for `value`: for a device pointer, its number."""
+    """The value that the runtime API returns for `value`. A CUdeviceptr becomes its number, others are unchanged."""
     return int(value) if isinstance(value, T.CUdeviceptr) else value
 
 

@@ -16,7 +16,9 @@ _LETTER = {_M.CU_MEMORYTYPE_HOST: "H", _M.CU_MEMORYTYPE_DEVICE: "D"}
 
 
 def _copy(state: State, dst: Any, src: Any, count: Any, kind: Any, stream: tuple[Any, ...] = ()) -> None:
-    """Call the driver function for a kind of copy. From host to host, it is cuMemcpy, which accepts any memory."""
+    """Call the driver function for a kind of copy. From host to host, and for cudaMemcpyDefault, it is cuMemcpy or
+    cuMemcpyAsync, which accept any memory.
+    """
     both = sides(kind)
     target, source = host_address(dst), host_address(src)
     name = "{}to{}".format(*(_LETTER.get(memory, "") for memory in both))

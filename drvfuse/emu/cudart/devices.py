@@ -28,7 +28,7 @@ def _existing(state: State, device: Any) -> int:
 
 @function(context=False)
 def cudaSetDevice(state: State, device: Any) -> None:
-    """Makes the device's primary context current."""
+    """Sets the device of the calling thread, and makes the primary context of this device current."""
     state.thread.device = _existing(state, device)
     state.cu.cuCtxSetCurrent(state.primary(state.thread.device))
 

@@ -23,7 +23,7 @@ def cudaMalloc(state: State, size: Any) -> int:
 
 @function()
 def cudaFree(state: State, devPtr: Any) -> None:
-    """Frees memory. For a null pointer it only makes the context."""
+    """Frees memory. For a null pointer it frees nothing, but makes a context current, as other calls do."""
     address = host_address(devPtr)
     if address:
         state.cu.cuMemFree(address)

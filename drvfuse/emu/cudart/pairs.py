@@ -49,7 +49,9 @@ _RETURNS = re.compile(r"\nReturns\n-+\n(.*?)(?:\n\S+[^\n]*\n---|\Z)", re.S)
 
 
 def paired(name: str) -> Function:
-    """A function of the runtime, made from its counterpart in the driver."""
+    """The function `name` of the runtime, which calls its counterpart in the driver. If the driver has none with the
+    same number of parameters (apart from a last one, `ctx`), the function is refused.
+    """
     counterpart = RENAMED.get(name, "cu" + name.removeprefix("cuda"))
     real, other = getattr(RT, name), getattr(T, counterpart, None)
     outputs = results(real)

@@ -45,7 +45,9 @@ FUNCTIONS: dict[str, Function] = {}
 
 
 def function(outputs: int = 0, *, context: bool = True) -> Callable[[F], F]:
-    """Register a function with `outputs` results under its name. With `context`, it needs a current context."""
+    """Register a function with `outputs` results under its name. With `context`, a call first makes a context current
+    if the thread has none.
+    """
 
     def register(call: F) -> F:
         FUNCTIONS[call.__name__] = Function(call.__name__, call, outputs, context)

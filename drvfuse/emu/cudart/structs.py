@@ -57,7 +57,9 @@ def set_side(copy: Any, side: str, memory: Any, address: int, pitch: int) -> Non
 
 
 def _volume(copy: Any, p: Any, memories: tuple[Any, Any]) -> Any:
-    """Fill in the fields of a CUDA_MEMCPY3D that a CUDA_MEMCPY3D_PEER has too."""
+    """Fill in the fields of `copy` that CUDA_MEMCPY3D and CUDA_MEMCPY3D_PEER have in common, from `p`, the parameters
+    of the runtime's function. `memories` are the memory types of the source and the destination.
+    """
     for side, memory in zip(("src", "dst"), memories, strict=True):
         if int(getattr(p, f"{side}Array") or 0):
             raise Failed(NOT_SUPPORTED)  # arrays are not emulated

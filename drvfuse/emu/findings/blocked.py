@@ -116,7 +116,9 @@ def _waiting(launch: structs.Launch, block: structs.Block) -> Iterator[tuple[str
 
 
 def _polled_by(block: structs.Block, t: structs.Thread) -> int:
-    """The site of the instruction by which a thread polls its word. The thread may be suspended elsewhere now."""
+    """The site of the instruction by which a thread polls the word that it waits for, from the list of the words that
+    it polls. If the list does not have the word, the site at which the thread is suspended.
+    """
     poll = structs.Poll.from_address(block.polls + t.linear * sizeof(structs.Poll))
     for word in poll.word[: t.polls & abi.POLL_COUNT]:
         if word.addr == t.op_addr:

@@ -16,8 +16,10 @@ from .timeline import ROWS, WIDTH, Names, Participant, cell_text, cut, render, v
 if TYPE_CHECKING:
     from ..space.window import Window
 
-_APART = 8  # if more blocks than this wait for different words, those that wait at the same places count as one
-_NEAR = 256  # bytes around a word that nobody wrote; writes of peers to these bytes are mentioned
+# One block is shown for all that wait at the same places for the same words. If these are more blocks than this, one is
+# shown for all that wait at the same places.
+_APART = 8
+_NEAR = 256  # if nobody wrote a polled word, the writes at most this number of bytes from it are mentioned
 
 
 def of_deadlock(

@@ -88,7 +88,8 @@ _REASONS: dict[FaultKind, Callable[[Record], Any]] = {
     FaultKind.TRAP: lambda f: abi.Trap(f.flags),
     FaultKind.BARRIER_COUNT: lambda f: BarrierCount(f.addr),
     FaultKind.ENDLESS: lambda f: None if f.size else Endless(f.addr),
-    FaultKind.COPY_SIZE: lambda f: f.size == f.value,  # true for a bulk copy, which reads as many bytes as it writes
+    # True for a bulk copy, which reads as many bytes as it writes. A cp.async has this fault if its src-size is larger.
+    FaultKind.COPY_SIZE: lambda f: f.size == f.value,
     FaultKind.MBARRIER: lambda f: MbarrierError(f.flags),
     FaultKind.CLUSTER_ABSENT: lambda f: Absent(f.value & 0xFFFFFFFF),
     FaultKind.CLUSTER_BARRIER: lambda f: ClusterError(f.flags),

@@ -63,7 +63,7 @@ def printed(window: Window, call: structs.Print) -> tuple[str, int]:
             else:
                 wide = length in (b"l", b"ll", b"z", b"j", b"t") and kind != b"c"
                 values.append(take(ctypes.c_int64 if wide else ctypes.c_int))
-        except ValueError:  # the address is beyond the end of the thread's local memory
+        except ValueError:  # an argument lies beyond the end of the thread's local memory
             offset, taken = before
             return match[0]
         directive = match[0] if kind in b"diouxX" else match[0][: -len((length or b"") + kind)] + kind

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 PROFILES = ("hardware", "strict")
 _OPS = 1 << 24  # operations of a machine beyond this number are not checked
-_KEPT = 4096  # the detector remembers at most this number of copies, and this number of plain stores of flags
+# The detector remembers at most this number of copies and fills, and this number of pairs of blocks of which one has
+# stored a flag by a plain write and the other one has read it. The oldest are forgotten first.
+_KEPT = 4096
 # If an order is missing for one of these reasons, a report may blame a flag that was stored by a plain write.
 _WITHOUT_FLAG = (Edge.NONE, Edge.RELEASED_EARLIER, Edge.ORDER)
 
@@ -43,7 +45,8 @@ class Clock:
         self._detector, self.ref = detector, ref
 
     def __del__(self) -> None:
-        self._detector.dropped.append(self.ref)  # released later, as the garbage collector may run in any thread
+        # The garbage collector may call this in any thread, where the reference must not be released. `_all` does it.
+        self._detector.dropped.append(self.ref)
 
 
 class Ordered:

@@ -86,7 +86,8 @@ class Record:
         # An access of 8 bytes is the one to the mbarrier, because a bulk copy accesses its data in pieces of 16 bytes.
         if "mbarrier" in parts and self.size == 8:
             return Kind.SHARED
-        return named[0 if self.flags & Access.WRITE else -1]  # copies name the destination first
+        # A copy names two state spaces: that of its destination first, that of its source last.
+        return named[0 if self.flags & Access.WRITE else -1]
 
     @property
     def reaches_cluster(self) -> bool:
@@ -110,7 +111,8 @@ class Record:
         for lent in self._lent:
             if (inside := lent.holding(self.addr)) is not None:
                 return inside
-            # The instruction may have meant the memory in `text` or the thread's own piece of `lent`: name both.
+            # The instruction may have meant the allocation that `text` names, or the thread's own piece of `lent`. As
+            # it is not known which, `text` then names both.
             if found is not None and found.kind is lent.kind and lent.nbytes:
                 text += f"; and {nearby(self.addr, lent.own, lent.nbytes)} {lent}"
         return text

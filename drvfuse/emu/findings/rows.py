@@ -38,7 +38,8 @@ def last_rows(events: Iterable[Event], rows: int) -> tuple[int, list[list[Event]
     folded = _folded(_grouped(events))
     start = max(0, len(folded) - rows)
     for at, item in enumerate(folded[start : start + PERIOD + 1], start):
-        if isinstance(item, Repetition):  # the rows that are repeated are shown too
+        # The line of a repetition refers to the rows above it. If these are cut off, start with the first of them.
+        if isinstance(item, Repetition):
             start = min(start, at - item.rows)
             break
     return sum(item.events if isinstance(item, Repetition) else 1 for item in folded[:start]), folded[start:]
@@ -49,7 +50,8 @@ def _grouped(events: Iterable[Event]) -> list[list[Event]]:
     value. Loads of one word by one block share a row if they return the same value and only loads come between them.
     """
     groups: list[list[Event]] = []
-    polls: dict[tuple[Any, ...], tuple[int, list[Event]]] = {}  # loads of a word by a block -> (value, row)
+    # (block, place in the source, address of the word) of a load -> (the value that it returned last, its row)
+    polls: dict[tuple[Any, ...], tuple[int, list[Event]]] = {}
     for e in events:
         if e.kind == "load":
             word = (e.device, e.block, e.file, e.line, e.opcode, e.address)

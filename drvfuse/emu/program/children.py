@@ -56,7 +56,7 @@ class Switched:
 
     def __exit__(self, *exc: object) -> None:
         if os.getpid() != self._pid:
-            return  # this process was forked by the program
+            return  # the program has forked this process; the server and the folder belong to the parent
         if self._server is not None:
             self._server.close()
         if self._folder:
@@ -72,7 +72,9 @@ def _collected(folder: Path) -> list[dict[str, Any]]:
 
 
 def switch() -> None:
-    """Make this process use the emulated driver of its default machine. Its findings are written when it exits."""
+    """Make this process use the emulated driver of its default machine. If the process that runs the program collects
+    findings in a folder, those of this process are written there when it exits.
+    """
     machine = default_machine()
     switch_for_good(machine)
     if _FOLDER in os.environ:

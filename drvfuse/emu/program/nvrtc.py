@@ -29,7 +29,8 @@ def functions(nvrtc: ModuleType) -> Mapping[str, Callable[..., Any]]:
 
     def nvrtcGetCUBINSize(prog: Any) -> Any:
         error, size = cubin_size(prog)
-        return ptx_size(prog) if size else (error, size)  # a compilation for a virtual architecture has no cubin
+        # The size of the PTX, which replaces the cubin. A compilation for a virtual architecture has no cubin: size 0.
+        return ptx_size(prog) if size else (error, size)
 
     def nvrtcGetCUBIN(prog: Any, cubin_: Any) -> Any:
         return (ptx if cubin_size(prog)[1] else cubin)(prog, cubin_)

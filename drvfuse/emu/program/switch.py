@@ -111,7 +111,8 @@ def _replaced(module: ModuleType, machine: Any) -> Functions:
     if module.__name__ == "cuda.bindings.runtime":
         api = EmulatedRuntime(api)
     found = {name: getattr(api, name) for name, value in vars(module).items() if is_function(name, value)}
-    for name, function in found.items():  # callers may inspect the signatures and docstrings
+    # Programs may inspect a function, so each replacement has the signature and the docstring of the original.
+    for name, function in found.items():
         if function is not vars(module)[name]:
             function.__wrapped__, function.__doc__ = vars(module)[name], vars(module)[name].__doc__
     return {name: function for name, function in found.items() if function is not vars(module)[name]}

@@ -69,7 +69,8 @@ def receive(connection: socket.socket, *, alone: bool = True) -> tuple[int, Inco
     """(tag, content) of the next message. Raises Ended. With `alone=False`, more messages may follow it."""
     descriptors: list[int] = []
     try:
-        # Descriptors come with the first byte of a message, and no read crosses the end of a message.
+        # The descriptors come with the first byte of a message, so only this read accepts them. It must not cross the
+        # end of the message: if another message may follow, it reads the header only.
         first = _FIRST if alone else _HEAD.size
         piece, control, _, _ = connection.recvmsg(first, _ROOM, socket.MSG_CMSG_CLOEXEC)
         for level, kind, raw in control:
@@ -99,7 +100,7 @@ def _rest(connection: socket.socket, begun: memoryview, nbytes: int) -> memoryvi
     """The content of a message of `nbytes`, the beginning of which has been read already."""
     try:
         whole = memoryview(bytearray(nbytes))
-    except (MemoryError, OverflowError):  # the sizes are not those of a valid message
+    except (MemoryError, OverflowError):  # no valid message is so large
         raise Ended from None
     at = len(begun)
     whole[:at] = begun

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from ..findings.reports import Report
 
 _END_CONTEXTS = {"cuCtxDestroy", "cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxReset"}
-# After these calls, the machine may request host functions, or reads and writes of host memory.
+# After these calls, the machine may request that this process runs host functions, or reads and writes its host memory.
+# So the thread that does this is started before the first of these calls.
 _HOST_FUNCTIONS = {
     *("cuLaunchHostFunc", "cuStreamAddCallback", "cuUserObjectCreate"),
     *("cuStreamBeginCapture", "cuStreamBeginCaptureToGraph"),  # a captured graph may copy host memory when it runs
@@ -240,8 +241,8 @@ class AttachedMachine:
             while True:
                 got, incoming = receive(connection)
                 if got != Tag.CALLBACK:
-                    # Put the line back only now: after an exception, its next call could receive the answer of this
-                    # call.
+                    # Put the line back only now. After an exception, the answer of this call may still arrive on the
+                    # line, and a later call on the line would take it for its own.
                     self._local.line = line
                     return got, incoming
                 function, argument = incoming.word(), incoming.word()

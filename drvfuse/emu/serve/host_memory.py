@@ -34,7 +34,9 @@ class _Registration:
 
 
 class _Local(threading.local):
-    """The state of a thread. `found`: whether the memory that its call registers is a shared mapping of a file."""
+    """The state of a thread: `found` tells whether the memory that the thread registered last, or registers now, is a
+    shared mapping of a file.
+    """
 
     found = False
 
@@ -49,7 +51,8 @@ class HostMemory:
     def __init__(self, base: int, nbytes: int, layout: Callable[[int], Layout | None]) -> None:
         pages.keep_free(base, nbytes)
         self._base, self._end = base, base + nbytes
-        self._layout = weakref.WeakMethod(layout)  # weak, as it is a method of the owner of this object
+        # `layout` is a method of the object that owns this one. A strong reference to it would make a cycle.
+        self._layout = weakref.WeakMethod(layout)
         self._registered: dict[int, _Registration] = {}  # registered memory by its address
         self._pinned: dict[int, int] = {}  # address -> number of bytes
         self._images: dict[int, Any] = {}  # CUlinkState -> its linked image

@@ -29,7 +29,8 @@ class Line:
         self.number, self.session, self.connection = number, session, connection
         self._thread = 0
         self._lock = threading.Lock()
-        self._calls = self._interrupted = 0  # the number of calls so far, and the call that was interrupted last
+        # The number of calls that have arrived, and the number of the call that `interrupt` was given last, 0 for none.
+        self._calls = self._interrupted = 0
         self._under_way = False
 
     def run(self) -> None:
@@ -97,7 +98,7 @@ class Line:
             done = not code
         finally:
             for descriptor in run.received:
-                incoming.descriptors.append(descriptor)  # so that it is closed with the other descriptors
+                incoming.descriptors.append(descriptor)  # put back, so that `close_rest` closes it after the answer
             if not done and run.keep:
                 self.session.kept.append(run.keep)
         out = Outgoing()

@@ -23,7 +23,7 @@ def _layout(process: Process, handle: int) -> Any:
 
 
 def _finding(process: Process, device: int) -> Report | None:
-    with process.machine.lock:  # held, as other threads of the client may make contexts
+    with process.machine.lock:  # held while the contexts are read, as other threads of the client may make contexts
         return process.finding(device)
 
 

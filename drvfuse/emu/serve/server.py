@@ -95,7 +95,9 @@ class Server:
     def _start(self, what: str, target: Callable[..., None], *arguments: Any) -> bool:
         """Start a thread that `close` joins. If the server is closed, start none and return False."""
         thread = threading.Thread(target=target, args=arguments, name=f"drvfuse-{what}", daemon=True)
-        with self._lock:  # held, so that `close` joins only threads that are started
+        # `close` joins the threads of self._threads, and a thread that is not started cannot be joined. The lock also
+        # keeps `close` from marking the server as closed in between.
+        with self._lock:
             if self._closed:
                 return False
             thread.start()
@@ -142,7 +144,8 @@ class Server:
 
     def _open(self, connection: socket.socket, hello: dict[str, Any]) -> None:
         machine = self.machine
-        process = self._process(hello.get("name"))  # without self._lock: in a replay, the call waits until it is due
+        # In a replay, making a process waits for its turn in the recorded order. So self._lock is not held meanwhile.
+        process = self._process(hello.get("name"))
         session = Session(secrets.token_hex(8), process, connection)
         with self._lock:
             self.sessions[session.key] = session

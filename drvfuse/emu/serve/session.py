@@ -42,7 +42,8 @@ class Session:
         process.foreign = self
         process.call_host = self.call_host
         process.file_behind = self._file_behind
-        process.make_shared = lambda address, nbytes: None  # the server cannot change pages of the client
+        # Private memory of the client cannot be registered: the server cannot move it to a file, so it has none.
+        process.make_shared = lambda address, nbytes: None
 
     def offer_file(self, file: tuple[int, int] | None) -> None:
         """Set the file of the memory that the calling thread's next call registers."""

@@ -48,7 +48,9 @@ class Emitter(Operands):
             return
         plain = flags & ~(0xF << abi.SPACE_SHIFT)
         if self.unit.has_clusters and flags >> abi.SPACE_SHIFT & 0xF == abi.Space.SHARED:
-            plain = flags  # neither 0 nor WRITE, so rt_access is called, which refuses shared memory of other blocks
+            # With the state space in it, `plain` is neither 0 nor WRITE. So the call below is that of rt_access, which
+            # refuses an access to the shared memory of another block.
+            plain = flags
         if size in (4, 8, 16) and plain in (0, abi.Access.WRITE):
             name = f"rt_{'write' if plain else 'read'}{size}"
             bad = self.runtime(name, "%t", address, str(self.site(ins)))

@@ -45,7 +45,9 @@ class Inliner:
         self._count = 0
 
     def needs(self, fn: Function, stack: tuple[str, ...] = ()) -> bool:
-        """Whether calls of `fn` must be inlined."""
+        """Whether calls of `fn` must be inlined: it has local variables, names a shared variable, has a suspension
+        point, or calls such a function. `stack` has the names of the functions whose calls led to `fn`.
+        """
         known = self._needed.get(fn.name)
         if known is not None or fn.name in stack:
             return bool(known)

@@ -98,7 +98,8 @@ class Unit:
         self._params: dict[str, dict[str, int]] = {}
         self._used_functions: list[str] = []
         self._refused: dict[str, NotEmulated] = {}
-        # Without mapa, no thread can have the address of another block's shared memory.
+        # Only mapa gives a thread the address of another block's shared memory. Without it, no access to the state
+        # space .shared has to be checked for such an address (`Emitter.check`).
         self.has_clusters = any(
             isinstance(item, Instruction) and item.base == "mapa"
             for fn in module.functions.values()

@@ -121,8 +121,10 @@ def integer_type(op: Opcode, *allowed: str) -> str:
     return t
 
 
-_cache: dict[str, tuple[Action, int | None]] = {}  # opcode -> (how to emit it, the maximum number of operands)
-# The maximum number of operands of an opcode: the index of its row. A cache policy is not counted.
+# opcode -> (how to emit it, the maximum number of operands, or None if `_OPERANDS` does not have the opcode)
+_cache: dict[str, tuple[Action, int | None]] = {}
+# opcode without modifiers, or with its first one -> the maximum number of operands, which is the index of the opcode's
+# row below. The cache policy, one operand more with .L2::cache_hint, is not counted.
 _OPERANDS = {
     name: count
     for count, names in enumerate(

@@ -14,7 +14,8 @@ from ...ptx.ir import Function, Imm, Instruction, Module, Reg, Sym, Var
 
 BYTES = 4096
 _ALIGNMENT = 16
-_COUNTS = {"alloca": (2, 3), "stacksave": (1,), "stackrestore": (1,)}  # the numbers of operands that each may have
+# opcode -> the numbers of operands that it may have
+_COUNTS = {"alloca": (2, 3), "stacksave": (1,), "stackrestore": (1,)}
 
 
 def lower(module: Module) -> None:

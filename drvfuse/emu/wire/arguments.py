@@ -98,7 +98,7 @@ def host_address(value: Any) -> int:
         return value
     if value is None:
         return 0
-    # An array with dimensions is a buffer, but numpy would convert one with a single element to a number.
+    # An array with dimensions is a buffer. It is not tried as a number: numpy would convert one with a single element.
     if not isinstance(value, np.ndarray) or not value.ndim:
         try:
             return whole(value, 0, _WORD - 1, "unsigned PY_LONG_LONG")
@@ -150,7 +150,7 @@ def image_bytes(image: Any) -> bytes | None:
 
 
 def _read(address: int, nbytes: int) -> bytes:
-    if nbytes >> 40:  # larger than any image
+    if nbytes >> 40:  # no image is so large: the header that gives this size is wrong
         raise Invalid
     return _found(mapped.copied(address, nbytes) if nbytes <= 1 << 16 or mapped.readable(address, nbytes) else None)
 

@@ -38,7 +38,9 @@ class Caller(Protocol):
         """The parameters of a kernel. None if there is no such function."""
 
     def map_pinned(self, address: int, nbytes: int, descriptor: int) -> None:
-        """Map pinned memory at its address, and close the descriptor."""
+        """Map new pinned memory in the caller's process at `address`, which is its address on the machine too.
+        `descriptor` is the file of this memory, and is closed then.
+        """
 
     def keep_image(self, state: int, content: bytes) -> int:
         """The address of a copy of a linked image, which stays until the linker state `state` (CUlinkState) is

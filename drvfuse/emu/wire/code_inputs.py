@@ -121,7 +121,7 @@ class LaunchArray(StructArray):
 
 
 class Function(Input):
-    """A function in the caller's process."""
+    """The address of a function in the caller's process, or 0. Memory at this address must be executable."""
 
     def read(self, value: Any) -> int:
         address: int = self.scalar.read(value)
@@ -131,7 +131,9 @@ class Function(Input):
 
 
 class Callback(Function):
-    """A function `size_t f(int)` that is called before the call returns."""
+    """A function `size_t f(int)` of the caller's process, which the driver calls before the driver call returns. On the
+    machine, a function that lets the caller's process call it takes its place.
+    """
 
     def take(self, incoming: Incoming, run: Run) -> Any:
         address = incoming.word()

@@ -29,7 +29,9 @@ _FILES = ("fname", "fileName", "path", "pathToFile")
 
 
 class Input:
-    """Base class of the kinds of arguments. It is itself the kind of arguments that are plain numbers."""
+    """Base class of the kinds of arguments. It is itself the kind of arguments that are one number, which may be
+    wrapped in a class of the bindings, such as a handle.
+    """
 
     dependent = False
     """True for a kind whose value depends on other arguments. `complete` is called only for these kinds."""
@@ -61,7 +63,9 @@ class Input:
 
 
 class Wanted(Input):
-    """How many elements of a result the caller wants. The bindings allocate memory for them."""
+    """How many elements of a result the caller wants. The bindings allocate memory for them, so a number for which
+    they would not get the memory raises MemoryError.
+    """
 
     def read(self, value: Any) -> int:
         count: int = self.scalar.read(value)
@@ -71,7 +75,7 @@ class Wanted(Input):
 
 
 class Member(Input):
-    """A member of an enum, which must not be None."""
+    """An argument of an enum type. The bindings raise TypeError if it is None."""
 
     def read(self, value: Any) -> Any:
         if value is None:
@@ -119,14 +123,14 @@ class List(Input):
         if count > len(value):
             if self.parameter.role == "uncounted":
                 if value:
-                    raise Invalid  # the driver would read beyond the end of the list
-                return value  # the driver gets NULL
+                    raise Invalid  # the driver would read `count` elements, beyond the end of the list
+                return value  # an empty list, for which the bindings pass NULL to the driver
             raise RuntimeError(f"List is too small: {len(value)} < {count}")
         return value
 
 
 class Array(List):
-    """A list of numbers."""
+    """A list whose elements are of the kind `Input`: numbers, members of one enum, or handles of one class."""
 
     def read(self, value: Any) -> Any:
         if isinstance(self.scalar, Enumeration | Handle):
@@ -135,7 +139,8 @@ class Array(List):
             found = items(value, lambda item: isinstance(item, kind), expected, self.name)
         else:
             found = items(list(value), lambda item: isinstance(item, int), "int", self.name)
-            len(value)  # raises the error of the bindings for a value without a length
+            # The bindings call `len`, which raises TypeError for an iterable without a length, such as a generator.
+            len(value)
         return [self.scalar.read(item) for item in found]
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:

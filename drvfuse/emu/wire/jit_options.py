@@ -66,7 +66,8 @@ class ErrorLog:
         given = {option.name: value for option, value in zip(options, values, strict=False)}
         buffer = given.get("CU_JIT_ERROR_LOG_BUFFER")
         nbytes = given.get("CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES", 0)
-        if not isinstance(buffer, Address):  # the buffer is in a client, which gets the error by a message
+        # Either the options name no buffer, or the buffer is in a client, whose process writes the error to it.
+        if not isinstance(buffer, Address):
             return None
         nbytes = min(int(nbytes), memoryview(buffer.keep).nbytes)
         return cls(buffer, nbytes) if nbytes else None

@@ -78,7 +78,7 @@ class Incoming:
         return found
 
     def descriptor(self) -> int | None:
-        """Take the next descriptor that was sent, or None."""
+        """Take the descriptor to which the next word of the message refers. None if no such descriptor was sent."""
         place = self.word()
         if not 0 <= place < len(self.descriptors):
             return None

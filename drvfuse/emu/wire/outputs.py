@@ -18,7 +18,9 @@ from .structs import Structure
 
 
 class Output:
-    """Base class of the kinds of results. It is itself the kind of results that are plain numbers."""
+    """Base class of the kinds of results. It is itself the kind of results that are one number, which `take` may return
+    in a class of the bindings, such as a handle.
+    """
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter
@@ -58,7 +60,7 @@ class Moved(Output):
 
 
 class Array(Output):
-    """A list of numbers."""
+    """A list whose elements are results of the kind `Output`: numbers, or numbers in a class of the bindings."""
 
     def put(self, out: Outgoing, value: Any, run: Run) -> None:
         out.word(len(value))

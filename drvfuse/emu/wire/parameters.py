@@ -117,7 +117,7 @@ def _slot(value: Any, kind: Any) -> tuple[int, Any]:
     elif kind is ctypes.c_double and isinstance(value, ctypes.c_float):
         value = value.value
     if not isinstance(value, kind):
-        made = kind(value)  # a new ctypes object has room for 16 bytes, whatever its type
+        made = kind(value)  # has room for _SLOT bytes, as a new ctypes object has room for 16, whatever its type
         return ctypes.addressof(made), made
     return _padded(value)
 

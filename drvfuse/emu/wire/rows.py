@@ -107,7 +107,9 @@ def _put(out: Outgoing, p: Any, sides: tuple[Side, Side], call: Call) -> None:
 
 
 def _take(p: Any, sides: tuple[Side, Side], incoming: Incoming, run: Run) -> bytes:
-    """Read a structure that `_put` has written. It then has addresses of memory in the machine's process."""
+    """The bytes of the structure `p`, which `_put` has written. Read the rest of what `_put` has written, and replace
+    the addresses in `p` that the machine cannot access by those of buffers in the machine's process.
+    """
     rows, lent = incoming.view(), incoming.word()
     here = None if rows is None else run.memory(rows), None if lent == NONE else run.lend(lent)
     for side, address in zip(sides, here, strict=True):
@@ -117,7 +119,7 @@ def _take(p: Any, sides: tuple[Side, Side], incoming: Incoming, run: Run) -> byt
 
 
 class Rows(Struct):
-    """A structure that describes one copy."""
+    """A structure that describes one 2D or 3D copy, with the contents of host memory that the machine cannot access."""
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         if value is None:
@@ -135,7 +137,7 @@ class Rows(Struct):
 
 
 class RowsArray(StructArray):
-    """A list of CUDA_MEMCPY3D_BATCH_OP."""
+    """A list of CUDA_MEMCPY3D_BATCH_OP, each of which describes one copy, as in `Rows`."""
 
     def put(self, out: Outgoing, value: Any, call: Call) -> None:
         out.word(len(value))

@@ -58,7 +58,7 @@ class Scalar:
         return whole(value, self.least, self.most, self._words)
 
     def given(self, word: Any) -> Any:
-        """The value that `read` returned, from the word in the message."""
+        """The value that `read` has returned in the caller's process, made from `word`, its number in the message."""
         return word
 
     def raw(self, value: Any) -> int | float:

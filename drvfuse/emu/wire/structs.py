@@ -70,7 +70,8 @@ _MEMORY: tuple[tuple[str, Any], ...] = (
 _END_2D: tuple[tuple[str, Any], ...] = (("XInBytes", _size), ("Y", _size), *_MEMORY, ("Pitch", _size))
 _END_3D: tuple[tuple[str, Any], ...] = (
     *(("XInBytes", _size), ("Y", _size), ("Z", _size), ("LOD", _size), *_MEMORY),
-    *(("Context", _pointer), ("Pitch", _size), ("Height", _size)),  # Context: reserved in CUDA_MEMCPY3D
+    # A CUDA_MEMCPY3D has a reserved field in place of Context.
+    *(("Context", _pointer), ("Pitch", _size), ("Height", _size)),
 )
 _EXTENT = (("WidthInBytes", _size), ("Height", _size), ("Depth", _size))
 
@@ -83,7 +84,7 @@ CUDA_MEMCPY2D = _copy("CUDA_MEMCPY2D", _END_2D, *_EXTENT[:2])
 CUDA_MEMCPY3D = _copy("CUDA_MEMCPY3D", _END_3D, *_EXTENT)
 CUDA_MEMCPY3D_PEER = _copy("CUDA_MEMCPY3D_PEER", _END_3D, *_EXTENT)
 _Pointer = _struct("Pointer", ("ptr", _u64), ("rowLength", _size), ("layerHeight", _size), ("locHint", CUmemLocation))
-# CUmemcpy3DOperand has a union of a pointer and an array, which have the same size.
+# CUmemcpy3DOperand has a union of a pointer and an array. Both have the same size, and only the pointer is declared.
 _Operand = _struct("Operand", ("type", _int), ("op", _struct("Op", ("ptr", _Pointer))))
 _Extent = _struct("Extent", ("width", _size), ("height", _size), ("depth", _size))
 CUDA_MEMCPY3D_BATCH_OP = _struct(

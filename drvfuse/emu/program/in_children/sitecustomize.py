@@ -40,7 +40,8 @@ class _Switch:
 
 
 def _switch() -> None:
-    if importlib.util.find_spec("drvfuse") is None:  # not installed: the parent has found it in its working directory
+    # If drvfuse is not installed, the parent has imported it from a folder that is not in the path of this process.
+    if importlib.util.find_spec("drvfuse") is None:
         sys.path.append(str(_HERE.parents[3]))
     # Python's own `__import__` is put back during the switch, as the program may have replaced it.
     program, builtins.__import__ = builtins.__import__, importlib.__import__

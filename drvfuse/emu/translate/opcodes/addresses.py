@@ -10,13 +10,15 @@ from .access import SPACES
 
 
 def in_cluster(g: Emitter, address: str) -> str:
-    """Whether a generic address is in the shared memory of a block of the cluster."""
+    """Emit the test whether a generic address is in the shared memory of any block of the thread's cluster. Returns an
+    i1.
+    """
     total = g.op(f"zext i32 {g.header('launch', 'cluster_window')} to i64")
     return g.op(f"icmp ult i64 {g.op(f'sub i64 {address}, %window')}, {total}")
 
 
 def _in_shared(g: Emitter, address: str) -> str:
-    """Whether a generic address is in the shared memory of this block."""
+    """Emit the test whether a generic address is in the shared memory of the thread's block. Returns an i1."""
     static = g.header("launch", "shared_static")
     total = g.op(f"zext i32 {g.op(f'add i32 {static}, ' + g.header('launch', 'smem_dynamic'))} to i64")
     return g.op(f"icmp ult i64 {g.op(f'sub i64 {address}, %shared')}, {total}")

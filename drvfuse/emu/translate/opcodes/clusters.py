@@ -27,7 +27,9 @@ def _shared(op: Opcode) -> tuple[bool, int, Callable[[Emitter, Any], str]]:
     n = width(op.pick("u32", "u64"))
 
     def offset(g: Emitter, operand: Any) -> str:
-        if isinstance(operand, Sym):  # the value of a variable is its address in its own state space
+        # The value of a shared variable is its address in the space .shared, even if the instruction takes generic
+        # addresses. That is the offset already.
+        if isinstance(operand, Sym):
             return g.word(operand, 64)
         value = g.word(operand, n)
         value = g.op(f"zext i32 {value} to i64") if n == 32 else value

@@ -130,7 +130,8 @@ def _device_call(g: Emitter, callee: Any, returns: tuple[Any, ...], arguments: t
     back, out = g.label(), g.label()
     g.do(f"br i1 {g.op(f'icmp eq i32 {status}, 0')}, label %{back}, label %{out}")
     g.start(out)
-    if g.mode == "kernel":  # an `exit` in the callee ends the thread
+    # If the callee has executed `exit`, it returns EXITED. A device function passes that on, a kernel returns EXIT.
+    if g.mode == "kernel":
         status = g.op(f"select i1 {g.op(f'icmp eq i32 {status}, {EXITED}')}, i32 {int(abi.Status.EXIT)}, i32 {status}")
     g.do(f"ret i32 {status}")
     g.start(back)

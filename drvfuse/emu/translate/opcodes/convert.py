@@ -95,7 +95,7 @@ def _real_to_integer(target: str, source: str, mode: str, ftz: bool) -> Action:
         i = g.intrinsic(_TO_INTEGER[mode], ll, x)
         suffix = "f32" if ll == "float" else "f64"
         name = g.helpers.declare(f"llvm.fpto{'s' if sign else 'u'}i.sat.i{n}.{suffix}", f"i{n}", ll)
-        r = g.call(name, f"i{n}", f"{ll} {i}")  # the result is 0 for a NaN
+        r = g.call(name, f"i{n}", f"{ll} {i}")  # this function gives 0 for a NaN
         if n == 64 or source == "f64":
             nan = g.op(f"fcmp uno {ll} {x}, 0.0")
             r = g.op(f"select i1 {nan}, i{n} {-(1 << (n - 1))}, i{n} {r}")
@@ -162,7 +162,8 @@ def _real_to_real(target: str, source: str, mode: str, ftz: bool, sat: bool, sat
                 bits = _keep_payload(g, target, x, bits)
             if target == "tf32":
                 bits = g.op(f"shl i32 {g.op(f'zext i19 {bits} to i32')}, 13")
-                if mode == "rna":  # the low bits of a NaN are dropped, which may make it an infinity
+                # With .rna a NaN does not become canonical. It keeps its high bits, which may make it an infinity.
+                if mode == "rna":
                     nan = g.op(f"fcmp uno float {x}, 0.0")
                     bits = g.op(f"select i1 {nan}, i32 {g.op(f'and i32 {real.bits_of(g, x)}, -8192')}, i32 {bits}")
                 if relu:
