@@ -36,8 +36,9 @@ def kib(row: Row) -> float:
 
 @dataclass(frozen=True)
 class Panel:
-    """One diagram with a line for each of `lines`, which are columns of a table, over the size of the row. The table is
-    the first of `section` that has the column `where`."""
+    """One diagram of a table: a line for each column in `lines`, with the values of the rows over their `size`. The
+    table is the first of `section` that has the column `where`.
+    """
 
     title: str
     section: str

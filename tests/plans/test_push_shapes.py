@@ -104,7 +104,8 @@ def test_plans_of_allreduce_cover_all_packs_and_fit_the_slots(case, most):
     peers = work.ranks - 1
     if work.algo == "push_one_shot":
         check_rounds(shape, packs, 1, peers * PACK_BYTES, given)
-    # half of the slots holds one unit of inputs and results per rank; a unit has as many packs as a block has threads
+    # a half of the slots must hold at least one unit of inputs and one of results per rank; a unit has a pack per
+    # thread
     else:
         check_rounds(shape, packs, work.ranks * shape.threads, peers * shape.threads * 2 * PACK_BYTES, given)
     check_shares(shape, most)

@@ -115,7 +115,9 @@ def test_nvfp4_has_e4m3_scales_of_groups_and_a_scale_of_the_tensor(rng):
 
 
 def test_tiles_of_scales_have_the_layout_of_cublaslt():
-    """A tile has 512 bytes: 32 rows of 16 bytes, each with 4 groups of the rows r, r + 32, r + 64 and r + 96."""
+    """A tile of scales has 512 bytes: 32 rows of 16 bytes. Row r of a tile has the scales of 4 groups of each of the
+    tensor's rows r, r + 32, r + 64 and r + 96.
+    """
     made = Q.nvfp4(1.0, "tiles")
     rows, groups = 130, 5
     scales = np.arange(rows * groups).reshape(rows, groups) % 251 + 1

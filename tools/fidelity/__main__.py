@@ -120,7 +120,8 @@ def compare_matrix(driver: str, times: int, path: Path) -> int:
 
 def show(found: list[verdict.Verdict]) -> int:
     """Print the forms whose results do not equal the recorded ones, then the numbers of verdicts by opcode. Returns 1
-    if a form is outside its bound or stale."""
+    if the results of a form are outside its bound, or if a form has changed since the recording; otherwise 0.
+    """
     counts: dict[str, Counter[str]] = {}
     for v in found:
         counts.setdefault(v.name.split(".")[0].split()[0], Counter())[v.status] += 1

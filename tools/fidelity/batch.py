@@ -3,7 +3,8 @@
 of each form.
 
 A kernel's parameters are the operand columns (`rows` values each), PAIR, the results (`rows` values for each form), 16
-bytes of scratch memory per row, and the number of rows. A thread has one row; blocks have BLOCK threads.
+bytes of scratch memory per row, and the number of rows. A row is one set of operands. Each thread handles one row;
+blocks have BLOCK threads.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def test_rings_of_buffers_that_wrap_around_have_the_bits_of_the_reference(
     monkeypatch, rng, columns, teams, count, kept
 ):
     """Each slot of the ring is filled several times, for teams of one or two warps, under the race detector. A team
-    publishes the sums of a segment while dx of its last row, or of its last two rows, is still to be stored.
+    stores the sums of a segment for other teams before it stores dx of the segment's last row, or of its last two rows.
     """
     for name, value in (("FEW_ROWS", 0), ("DW_SEGMENTS", 6), ("_MAX_RING", 2), ("_LONG", 1 if kept else 12)):
         monkeypatch.setattr(coat_backward, name, value)

@@ -112,8 +112,9 @@ def test_other_types_and_groups_have_the_bits_of_the_reference(device, rng, kind
 
 
 def test_nans_and_maxima_that_an_estimate_does_not_decide_have_the_bits_of_the_reference(device, rng, kind):
-    """If the estimate does not decide the scale, the blocks of a strip divide its rows, compute their exact maxima, and
-    all blocks exchange these."""
+    """Blocks first estimate the largest |y|. If the estimate does not decide the scale, each block of a strip computes
+    the exact maxima of a part of the strip's rows, and all blocks exchange these maxima.
+    """
     values = case(rng, (130, 1040))
     values.w[3] = 1e30
     run(device, values)

@@ -29,8 +29,9 @@ def ranks(*numbers: int) -> list[Any]:
 
 
 def every_number_of_ranks(forms: Sequence[Any], least: int = 1) -> list[Any]:
-    """Parameters (number of ranks, form). On the emulated driver a form has only one of the numbers 5, 6 and 7, as
-    every number needs a kernel of its own, which takes long to compile."""
+    """Parameters (number of ranks, entry of `forms`). On the emulated driver an entry is tested with only one of the
+    numbers 5, 6 and 7, as every number of ranks needs a kernel of its own, which takes long to compile.
+    """
     return [
         pytest.param(n, form, marks=pytest.mark.gpus(n))
         for n in range(least, 9)
@@ -145,6 +146,7 @@ def launch_without(group: df.Group, missing: int, call: df.Prepared[Any]) -> Bar
 
 
 def short_spins(driver: str) -> Any:
-    """Calls prepared in this block soon give up waiting. On the emulated driver a shorter limit suffices, as its time
-    is virtual."""
+    """Return a context manager. Calls that are prepared in its `with` block have a short time-out, which is even
+    shorter on the emulated driver, where time is virtual.
+    """
     return config.override(spin_timeout=0.05 if driver == "cuda" else 0.005)

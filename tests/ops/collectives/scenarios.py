@@ -181,10 +181,11 @@ def dependent_starts_before_the_end(op: str, algo: str, level: df.PDLLevel, seed
 
 
 def one_timeout_ends_all(op: str, algo: str) -> None:
-    """Ranks 0 and 1 wait for rank 2. Rank 0 has a short time-out; its abort also ends rank 1, whose time-out is long.
+    """Ranks 0 and 1 wait for rank 2. Rank 0 has a short time-out; when it gives up, the wait of rank 1, whose time-out
+    is long, ends too.
 
-    Rank 2 starts afterwards: it finds the abort flags of the other two and ends too, and so does a second call. Neither
-    of the two calls writes an output.
+    Rank 2 starts afterwards. It finds that the abort words are set, and ends without waiting. All ranks do the same in
+    a second call. In the first call rank 2 writes no output, in the second call no rank does.
     """
     with opened(3) as (machine, group):
         hosts = _hosts(0, 3, (4, 256), algo)

@@ -2,7 +2,8 @@
 """The collectives as ptxas compiles them for sm_90a: registers, no stack, no spill, and accesses of 128 bits.
 
 A push launch has as many blocks as the multiprocessors of its budget hold, so registers decide how much of the work is
-in flight at once. RESIDENT has the least number of resident blocks, with the default budget of 64 multiprocessors:
+in flight at once. RESIDENT has the least number of resident blocks per multiprocessor. With the default budget of 64
+multiprocessors:
     64 K packs of a plain call on up to 4 ranks take 1024 blocks of 64 threads, 16 on each multiprocessor;
     32 rows of 8192 columns take 256 blocks of 128 threads in clusters of 8, so 5 on a multiprocessor leave some room;
     many rows by two shots take blocks of 512 threads, two on each multiprocessor, so that one runs while one waits;

@@ -175,8 +175,9 @@ def test_remote_bytes_agree_with_the_formula(algo):
 @pytest.mark.emulated
 @pytest.mark.parametrize("algo", ALGOS)
 def test_bytes_at_odd_addresses_take_few_more_accesses_and_no_other_bytes_are_accessed(algo, rng):
-    """A warp's 512 bytes take 31 accesses of 16 bytes and 16 single ones, not 512; in place, no thread accesses a byte
-    that another warp is to write."""
+    """At an odd address, 512 bytes of a warp take 31 accesses of 16 bytes and 16 accesses of one byte, not 512 accesses
+    of one byte. If outputs are the inputs, no thread accesses a byte that another warp writes.
+    """
     with df.emu.Machine(devices=3, race="strict") as machine, df.Group.local(3, driver=machine, max_blocks=4) as group:
         accesses = []
         for by in (0, 5):

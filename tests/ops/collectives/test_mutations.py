@@ -29,9 +29,9 @@ FUSED = "allreduce_rmsnorm_fp8"
 
 
 def unordered(op: str, algo: str, private: bool = False) -> Mutation:
-    """The fault that every second barrier of a call releases without waiting for the other threads of the block, and
-    the test that must find it. With private inputs the second barrier follows staging, otherwise it follows the
-    results.
+    """The fault that, at every second barrier of a call, a block tells its peers that it has arrived before all of its
+    threads have arrived; and the scenario that must notice the fault. With private inputs the second barrier follows
+    staging, otherwise it follows the results.
     """
     return "no-block-barrier-before-even-releases", partial(scenarios.results_are_right, op, algo, private)
 

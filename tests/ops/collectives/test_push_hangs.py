@@ -278,8 +278,9 @@ def test_calls_after_the_time_out_end_at_once(new_group, rng, algo, op):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("algo", PUSH)
 def test_one_rank_that_gives_up_ends_the_wait_of_all(op, algo):
-    """Rank 0 has a short time-out. When it gives up, rank 1 with its far longer time-out ends too, and so does a second
-    call."""
+    """Rank 0 has a short time-out. When it gives up, the wait of rank 1, whose time-out is far longer, ends too. A
+    second call on both ranks ends without waiting.
+    """
     with scenarios.opened(3, workspace_bytes=1 << 16) as (machine, group):
         hosts = random_inputs(np.random.default_rng(3), 3, (4, 256), "bfloat16")
         with config.override(spin_timeout=0.001):

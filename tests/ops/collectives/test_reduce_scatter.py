@@ -69,8 +69,9 @@ def test_parts_larger_than_the_workspace_take_rounds_or_chunks(new_group, rng, a
 
 @pytest.mark.gpus(3)
 def test_large_parts_are_sent_ahead_of_the_sums(new_group, rng, monkeypatch):
-    """A block sends two units before it waits for the first one. The replaced `depth` makes it do so for small parts
-    too. Calls take one round or several, and are followed by calls of `allreduce` and calls in place.
+    """With large parts a block sends two units before it waits for the first one. The test replaces `depth`, so that a
+    block does this with small parts too. Calls take one round or several. After each call an `allreduce` and a call in
+    place follow.
     """
     monkeypatch.setattr(scatter, "depth", lambda packs: 2)
     for workspace_bytes in (4096, 1 << 16):

@@ -22,8 +22,9 @@ class Chosen(Exception):
 
 @pytest.fixture(scope="module")
 def group():
-    """A group of eight devices as large as an H200, on which nothing runs. It has eight ranks because their kernels
-    need the most registers."""
+    """A group of eight devices as large as an H200, on which nothing runs. It has eight ranks because the kernels for
+    eight ranks need the most registers.
+    """
     with df.emu.Machine(devices=8, sm_count=132) as machine, df.Group.local(8, driver=machine, max_blocks=16) as found:
         yield found
 
