@@ -122,7 +122,7 @@ class Status(IntEnum):
     EXIT = 0
     YIELD = 1  # before a strong load or an atomic; the thread has set op_addr, op_size, site
     BARRIER = 2  # op_a barrier, op_b thread count (0 = all), op_kind = Barrier, op_c predicate -> op_result
-    WARPOP = 3  # op_kind = WarpOp, op_mask, op_a.. -> op_result, op_pred
+    WARPOP = 3  # op_kind = WarpOp, op_mask; `WarpOp` names the other operands and the results
     GDC_WAIT = 4
     FAULT = 5  # a fault, which rt_access has recorded
     TRAP = 6  # op_kind = Trap
@@ -188,7 +188,7 @@ class MatrixKind(IntEnum):
 
 
 class MatrixMethod(IntEnum):
-    """The methods by which an H200 computes matrix products."""
+    """The methods by which an H200 computes matrix products (docs/matrix.md)."""
 
     TENSOR = 0  # computed by steps of the tensor cores
     FP8 = 1  # computed by steps of the tensor cores on fp16 values, with C added at the end
@@ -196,7 +196,7 @@ class MatrixMethod(IntEnum):
     INTEGER, SATURATED = 3, 4  # sums of 32-bit integers that wrap around, or saturate
 
 
-EXCHANGE_WORDS = 20  # words of the exchange area of a lane, for the registers of a matrix instruction
+EXCHANGE_WORDS = 20  # 32-bit words of a lane's exchange area, which holds its registers of a matrix instruction
 
 
 class Clock(IntEnum):

@@ -10,7 +10,9 @@
 
 #include "common.cuh"
 
-const u64 RESERVE = 64 << 20;  // bytes of the arena that stay unused, so that no single access can overrun it
+// The detector stops when fewer bytes than this are left in the arena. The access that reaches the limit is still
+// recorded: no single access needs as many bytes.
+const u64 RESERVE = 64 << 20;
 
 FN void* arena_at(Race* r, Ref ref) { return (void*)(r->arena + (u64)ref * 32); }
 

@@ -197,7 +197,8 @@ FN void delay_start_block(Delay* d, Block* b) {
     b->pending.first = b->pending.last = 0;
 }
 
-// Marks the pending stores of a block that has ended, as another block may use its block slot afterwards.
+// Marks the pending stores of a block that has ended as P_ENDED, and empties the block's list of them, since another
+// block may use the block slot afterwards.
 FN void delay_end_block(Delay* d, Block* b) {
     view_block(d, 0);
     LOOP for (u32 i = b->pending.first; i; i = d->pool[i].next) d->pool[i].level = P_ENDED;

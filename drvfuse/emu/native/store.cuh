@@ -147,7 +147,7 @@ API u32 rt_bulk_wait(Thread* t, u32 newest, u32 read, u32 site) {
     return 0;
 }
 
-// Writes all pending pieces of a block's bulk copies. Returns 1.
+// Writes all pending pieces of a block's bulk copies. Returns 1, which callers add to a count of what was done.
 FAR u32 write_stores(Launch* l, Block* b) {
     Copy* pool = l->copy_pool->pool;
     b->store_turns = 0;

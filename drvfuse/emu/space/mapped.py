@@ -131,7 +131,8 @@ def string(address: int) -> bytes | None:
     found: list[bytes] = []
     size = _STRING
     while True:
-        room = _PAGE - address % _PAGE  # the page after the end of the string may not be mapped
+        # A part does not cross the end of a page: the string may end there, and the next page may not be mapped.
+        room = _PAGE - address % _PAGE
         part = copied(address, min(size, room))
         if part is None:
             return None

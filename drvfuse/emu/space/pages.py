@@ -33,7 +33,7 @@ class Ranges:
     start: int
     end: int
     name: str
-    next: int = field(init=False)  # everything from here on was never handed out
+    next: int = field(init=False)  # addresses or offsets from this one on have never been taken
     free: list[tuple[int, int]] = field(default_factory=list)  # (start, end) of what was given back, sorted and merged
 
     def __post_init__(self) -> None:

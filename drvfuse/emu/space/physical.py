@@ -16,7 +16,7 @@ from . import pages
 from .allocation import Physical
 from .pages import GRANULE, Ranges
 
-_LARGEST = 1 << 42  # the most bytes of a file
+_LARGEST = 1 << 42  # the most bytes of each file of a `PhysicalMemory`
 
 
 class PhysicalMemory:
