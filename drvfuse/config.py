@@ -87,7 +87,9 @@ def _default_cache_dir() -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: the function that reads a text or value, the default, the allowed values, and a description."""
+    """One setting. `parse` checks and converts a text or value that the setting is given, `expected` names the allowed
+    values in messages, and `doc` describes the setting.
+    """
 
     parse: Callable[[Any], Any]
     default: Any

@@ -92,7 +92,9 @@ class Supervisor:
     def start(
         self, name: str, prefix: str, command: Sequence[str], environment: Mapping[str, str], service: bool = False
     ) -> Process:
-        """Start a process. Each line of its output is printed with the prefix."""
+        """Start a process, as a service if `service` is true (`Process`). Each line of its output is printed with the
+        prefix.
+        """
         parent = os.getpid()
 
         def tie() -> None:

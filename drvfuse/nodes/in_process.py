@@ -110,7 +110,9 @@ _Exchanged = TypeVar("_Exchanged", Part, Pieces)
 
 
 def _rails(parts: Sequence[_Exchanged]) -> list[list[_Exchanged]]:
-    """The lists of parts that are exchanged with one another, each in node order."""
+    """One list for each number inside a node: the parts of the ranks with that number, in node order. Only ranks with
+    the same number exchange with one another.
+    """
     ordered = sorted(parts, key=lambda part: (part.member.place, part.member.node))
     return [list(rail) for _, rail in groupby(ordered, key=lambda part: part.member.place)]
 

@@ -47,7 +47,9 @@ def ring_of(name: str) -> deque[Entry]:
 
 
 class LaunchFacts(NamedTuple):
-    """The facts that all launches of a prepared launch share. `structures` are the types of struct arguments."""
+    """The facts that all launches of a prepared launch share. `structures` has the type of each argument that was given
+    as a struct, under the argument's index.
+    """
 
     kernel: str
     device: int
