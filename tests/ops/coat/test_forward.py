@@ -264,8 +264,8 @@ def test_rows_kept_by_blocks_are_read_and_written_once(rng, driver):
     elements = rows * columns
     assert (plan.parts, plan.resident_columns, plan.grid * plan.block_rows) == (1, columns, rows)
     # Weights are read twice. First the warps that reduce rows read them: half of these warps read 512 columns each, the
-    # others 128. Then the lanes of a tile, which are arranged in `row_lanes` rows, read the weights of the tile once
-    # for each row of lanes.
+    # others 128. Then the lanes that write tiles, which are arranged in `row_lanes` rows, read the weights once for
+    # each row of lanes.
     reducing = min(plan.warps, 2 * plan.block_rows // 4)
     weights = 2 * (reducing // 2 * columns + columns * plan.row_lanes)
     read = elements * 18 // 16 + plan.grid * (weights + 8 * plan.threads)

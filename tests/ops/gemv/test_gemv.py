@@ -72,9 +72,9 @@ def test_the_norm_takes_more_columns_than_it_polls_at_a_time(device, rng):
 
 
 def test_the_norm_takes_more_columns_than_shared_memory_holds(device, driver, rng):
-    """The sums of the normed columns do not fit in shared memory, so the last block, which computes the norm, reads
-    them twice from global memory. The emulated device has less shared memory than an H100, so that a kernel which needs
-    the shared memory of an H100 would not start.
+    """Shared memory has no room for the values of all normed columns, so the last block, which computes the norm, reads
+    the words of their sums twice from global memory. The emulated device has less shared memory than an H100, so that a
+    kernel which needs the shared memory of an H100 would not start.
     """
     with contextlib.ExitStack() as stack:
         if driver == "emu":
