@@ -18,7 +18,9 @@ _VARIABLE = re.compile(
     r"(?:=\s*(?P<init>.*))?\Z",
     re.S,
 )
-_OPAQUE = dict.fromkeys(("texref", "samplerref", "surfref"), 8)  # only instructions that are not emulated use them
+# Types of references to textures and surfaces, and their size in bytes. Variables of these types may be declared, but
+# all instructions that use them are refused.
+_OPAQUE = dict.fromkeys(("texref", "samplerref", "surfref"), 8)
 
 
 def parameters(source: Source, text: str, start: int) -> tuple[Var, ...]:
@@ -67,7 +69,8 @@ def _initial(source: Source, text: str, element: int, kind: str, data: bytearray
             token,
         )
         if m:
-            # 0xFF(sym), 0xFF00(sym), ... are the bytes of an address; the lowest byte gets the relocation.
+            # 0xFF(sym), 0xFF00(sym), ... are the single bytes of an address, beginning with the lowest. Only the lowest
+            # gets a relocation, which fills in the whole address.
             if m[1] is None or int(m[1], 16) == 0xFF:
                 var.relocations.append((len(data), m[2], int(m[3] or 0)))
             data += bytes(element)

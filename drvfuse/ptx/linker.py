@@ -168,7 +168,9 @@ def link(units: Sequence[Unit]) -> str:
 
 
 def _kept(units: Sequence[Unit], wrong: list[str]) -> dict[str, tuple[Unit, _Item]]:
-    """Symbol -> the definition that is kept, and its module."""
+    """The symbols that several modules may define, each with the module and the definition that is kept. For a symbol
+    with two definitions of which neither may be dropped, a message is added to `wrong`.
+    """
     kept: dict[str, tuple[Unit, _Item]] = {}
     for unit in units:
         for item in unit.items:

@@ -35,7 +35,9 @@ def batch_stream(proc: Process, hStream: Any) -> Stream:
 
 
 def _queue(proc: Process, stream: Stream, commands: Sequence[Copy | Copy3D], waits: Sequence[bool]) -> None:
-    """Queue copies. Wait for those whose element of `waits` is true: they use pageable memory."""
+    """Queue copies, and wait for those whose element of `waits` is true. These write to pageable memory, which has to
+    be written before the driver call returns.
+    """
     ops = proc.machine.progress.enqueue_together(stream, commands)
     pending = [op for op, wait in zip(ops, waits, strict=True) if wait]
     if pending:
@@ -44,7 +46,9 @@ def _queue(proc: Process, stream: Stream, commands: Sequence[Copy | Copy3D], wai
 
 
 def _at_once(p: Any) -> bool:
-    """Whether the source of a copy is read before the call returns. Raises Failure for an invalid srcAccessOrder."""
+    """Whether srcAccessOrder demands that the source of a copy is read before the call returns. Raises Failure for an
+    invalid srcAccessOrder.
+    """
     order = field(p, "srcAccessOrder")
     check(order in _ORDERS)
     return bool(order == _ORDER.CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL)

@@ -71,7 +71,7 @@ def _lasting(proc: Process, stream: Stream, given: Any, address: int) -> int:
     if stream.capture is None or proc.foreign is None or origin is None:
         return address
     if given.keep is not None:
-        given.keep.unused = True  # the call itself writes nothing back to the caller
+        given.keep.unused = True  # the answer to this call need not contain the memory, as only launches write to it
     return int(origin) + FOREIGN
 
 

@@ -86,8 +86,8 @@ def cuGetErrorString(proc: Process, error: Any) -> bytes:
 
 @entry(2)
 def cuGetProcAddress(proc: Process, symbol: bytes, cudaVersion: int, flags: int) -> tuple[int, Any]:
-    """Finds no address, as the emulated functions have no machine code. The status says whether the requested version
-    has the function.
+    """Finds no address, as the emulated functions have no machine code. The status is VERSION_NOT_SUFFICIENT for an
+    emulated function in a version newer than the driver, else SYMBOL_NOT_FOUND.
     """
     check(cudaVersion >= 0 and flags in (0, 1, 2))
     status = T.CUdriverProcAddressQueryResult

@@ -32,7 +32,9 @@ def register(proc: Process, graph: Graph) -> Graph:
 
 
 def discard(proc: Process, items: Iterable[Graph | Node]) -> None:
-    """Remove handles of graphs and nodes, and release the references to user objects that the graphs hold."""
+    """Remove the handles of graphs and nodes, and give up what the graphs hold: references to user objects, and the
+    memory of their allocation nodes.
+    """
     for item in items:
         proc.remove(item)
         if isinstance(item, Graph):
@@ -147,5 +149,5 @@ def cuGraphReleaseUserObject(proc: Process, graph: Any, object: Any, count: int)
     found, item = graph_of(proc, graph), user_object(proc, object)
     check(0 < count <= found.user_objects[item])
     found.user_objects[item] -= count
-    found.user_objects += type(found.user_objects)()  # the sum of two counters drops user objects without references
+    found.user_objects += type(found.user_objects)()  # adding an empty Counter drops the objects with the count 0
     item.release(proc, count)

@@ -87,7 +87,7 @@ def _machine_code(data: bytes) -> Failure:
     if int.from_bytes(data[18:20], "little") != _EM_CUDA:
         return refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is an ELF file without CUDA code")
     flags = int.from_bytes(data[48:52], "little")
-    newer = data[8] >= 8  # the ELF file's version of the ABI
+    newer = data[8] >= 8  # the version of the ABI, which decides where `flags` hold the target
     number, accelerated = (flags >> 8 & 0xFF, flags & 8) if newer else (flags & 0xFF, flags & 0x800)
     target = f"{number}{'a' if accelerated else ''}"
     what = f"a cubin (ELF) for sm_{target}; compile to PTX instead (compute_{target}, nvcc -ptx, nvrtcGetPTX), as "

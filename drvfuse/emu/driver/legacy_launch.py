@@ -74,8 +74,8 @@ def cuParamSetv(proc: Process, hfunc: Any, offset: int, ptr: Any, numbytes: int)
 
 
 def _launch(proc: Process, f: Any, width: int, height: int, stream: Stream) -> None:
-    """Launch with the settings of the kernel. Raises Failure unless a block, and all bytes of the parameters, were
-    set.
+    """Launch a kernel with the settings that were made for it. Raises Failure unless the shape of a block was set, and
+    cuParamSetSize was given the size of the kernel's parameters.
     """
     function = function_of(proc, f)
     kept = present(function.legacy)

@@ -92,7 +92,7 @@ def _module(proc: Process, context: Context, image: EngineModule) -> Module:
             proc.machine.window.view(start, len(variable.init))[:] = np.frombuffer(variable.init, np.uint8)
             for at, target in variable.relocations:
                 proc.machine.window.view(start + at, 8).view("<u8")[:] = allocation.base + target
-        # variables without an initialiser are zero
+        # this includes variables without an initialiser, as they are zero
         proc.machine.window.mark_initialised(allocation.base, image.globals_bytes)
     proc.add(module)
     context.modules.add(module)
@@ -295,7 +295,9 @@ def cuKernelGetName(proc: Process, hfunc: Any) -> bytes:
 
 
 def resolve(proc: Process, function: Function, context: Context) -> Function:
-    """The function of a context for a CUkernel. For a CUfunction, the function itself."""
+    """For a CUkernel, the kernel of the same name in the module that its library has in `context`. For a CUfunction,
+    `function` itself.
+    """
     if function.library is None:
         return function
     module = _library_module(proc, function.library, context)

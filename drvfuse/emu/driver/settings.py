@@ -43,7 +43,7 @@ def cuCtxGetCacheConfig(proc: Process) -> Any:
 
 @entry()
 def cuCtxSetSharedMemConfig(proc: Process, config: Any) -> None:
-    """Keeps the setting, which has no effect, as on all devices whose banks have a fixed width."""
+    """Does nothing, as on all devices on which the banks of shared memory have a fixed width."""
     proc.current()
 
 

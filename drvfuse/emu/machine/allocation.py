@@ -35,8 +35,8 @@ class Allocation:
     registered: bool = False
     alias: Allocation | None = None  # for registered memory: the addresses by which devices reach it
     descriptor: int | None = None  # for registered memory: the descriptor of its file
-    host: int | None = None  # for an `alias`: the address by which the host reaches the memory
-    of_module: bool = False  # whether the range holds the variables of a module
+    host: int | None = None  # if this is the `alias` of registered memory: that memory's address on the host
+    of_module: bool = False  # whether it holds the variables of a module, so that cuMemFree cannot free it
     managed: Advice | None = None  # for managed memory: the program's advice on its use
     synchronous: bool = False  # CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
     freed: bool = False  # whether cuMemFreeAsync is queued for the allocation

@@ -24,15 +24,19 @@ class Backlog:
         self._random = random.Random(seed)
         self._ready: list[Op] = []  # a heap, whose first operation starts next
         self._held: list[tuple[int, Op]] = []  # a heap of (value of `_ended` at which it may start, operation)
-        self._secondaries: list[Op] = []  # operations that wait only for their primary's trigger
+        self._secondaries: list[Op] = []  # operations that wait only for the trigger or the end of their primary
         self._ended = 0
 
     def draw(self) -> int:
-        """A random number that decides the order of ready operations of the same priority."""
+        """A number by which ready operations of the same priority are sorted: a random one, but always 0 with seed 0.
+        Operations with equal numbers start in the order of the calls.
+        """
         return self._random.getrandbits(32) if self._seed else 0
 
     def release(self, op: Op) -> None:
-        """Add an operation to the backlog, unless it waits for operations other than its primary."""
+        """Add an operation to the backlog. Does nothing while the operation waits for others than its primary: `ended`
+        calls this again for it when one of these has ended.
+        """
         if op.waits:
             return
         if op.primary is not None:
@@ -49,7 +53,9 @@ class Backlog:
         heapq.heappush(self._ready, op)
 
     def ended(self, op: Op) -> None:
-        """Add the operations that waited only for `op`, or whose primary is `op`. Called when `op` has ended."""
+        """Add to the backlog the operations that waited only for `op`. A kernel whose primary is `op` may now start or,
+        if it runs already, pass griddepcontrol.wait. Called when `op` has ended.
+        """
         self._ended += 1
         for secondary in op.secondaries:
             secondary.primary = None
@@ -64,7 +70,7 @@ class Backlog:
         op.dependents, op.secondaries = [], []
 
     def take(self) -> Op | None:
-        """The next operation that may start, or None."""
+        """Remove and return the operation that starts next. None if no operation may start."""
         return heapq.heappop(self._ready) if self._ready else None
 
     def wake_early(self) -> bool:

@@ -97,7 +97,10 @@ class Capture:
         return self.process.add(node)
 
     def end(self, stream: Stream) -> Graph:
-        """End the capture and return its graph. The streams are not captured any more, even if this fails."""
+        """End the capture and return its graph. Raises Failure if the capture is invalid, or if `stream` does not wait
+        for all captured work; the streams are not captured any more then. Also raises Failure if `stream` did not begin
+        the capture or, unless its mode is relaxed, if another thread began it; the streams are still captured then.
+        """
         if stream is not self.origin:
             self.invalidate()
             raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)

@@ -53,7 +53,7 @@ class Descriptors:
             return
         poll, ends = select.poll(), {reading: identity for identity, (reading, _) in self._exports.items()}
         for reading in ends:
-            poll.register(reading, 0)  # hang-ups are always reported
+            poll.register(reading, 0)  # 0: no events besides hang-ups, which poll always reports
         for reading, _ in poll.poll(0):
             _, item = self._exports.pop(ends[reading])
             os.close(reading)

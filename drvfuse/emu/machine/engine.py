@@ -98,7 +98,9 @@ class Engine:
         return int(self._state.event_count)
 
     def history(self, until: int | None = None) -> np.ndarray:
-        """The events in the ring buffer, oldest first. With `until`, only those with a lower number."""
+        """The most recent events of the launches, as many as the ring buffer keeps, oldest first. With `until`, only
+        those whose number is lower than `until`.
+        """
         return events.recent(self._events, self.event_count, until)
 
     @property
@@ -109,7 +111,9 @@ class Engine:
         return int(self._state.loop_limit) if self._state.undecided else 0
 
     def notices(self) -> list[Report]:
-        """The findings since the last call that stop no launch. The same site may appear again."""
+        """The findings that stop no launch and that were made since this method was last called. Two of them may have
+        the same site.
+        """
         state = self._state
         taken = [(n, self.identities.get(n.op)) for n in state.notice[: state.notices]]
         state.notices = 0
@@ -194,7 +198,8 @@ class Engine:
         """
         array = (ctypes.c_void_p * len(launches))(*(launch.address for launch in launches))
         state, found, again = ctypes.addressof(self._state), int(RunEnd.MORE), False
-        while found == RunEnd.MORE:  # kernel threads are suspended between calls, so an interrupt may end the loop
+        # An interrupt (KeyboardInterrupt) may end the loop between two calls, as no thread of a kernel runs then.
+        while found == RunEnd.MORE:
             with interrupts.native():
                 found = function(state, array, len(launches), *arguments, again)
             again, arguments = True, arguments if then is None else then

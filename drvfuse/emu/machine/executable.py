@@ -94,13 +94,15 @@ class Plan:
         return made
 
     def step(self, node: Node) -> Step | None:
-        """The step of a node of the graph, or of a child graph in it."""
+        """The step that runs `node`, a node of the graph or of a child graph in it. None if there is no such step."""
         return next((step for step in self.everything() if step.node is node), None)
 
 
 @dataclass(eq=False)
 class GraphExec(Object):
-    """An executable graph. `last` ends when its most recent launch has ended, and is None before the first launch."""
+    """An executable graph. `last` is the operation with which the most recent launch of the graph ends. It is None
+    before the first launch.
+    """
 
     process: Process
     graph: Graph
@@ -200,7 +202,8 @@ class _Launch:
             if self._executable.flags & NODE_PRIORITY:
                 priority = command.priority or 0
             elif command.priority is not None:
-                command = replace(command, priority=None)  # None: the stream's priority counts
+                # without NODE_PRIORITY, kernels run with the priority of the stream, which `submit` uses for None
+                command = replace(command, priority=None)
             overlapped = (ends[other][0] for other, edge in step.after.items() if edge.programmatic)
             primary = next((op for op in overlapped if isinstance(op.command, Launch)), None)
         if isinstance(command, Wait) and command.event.op is not None:

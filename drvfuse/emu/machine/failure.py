@@ -51,7 +51,9 @@ class Injected:
         return cls(function, R(code), device, after, times)
 
     def hits(self, devices: set[int]) -> bool:
-        """Count a call that concerns these devices. Returns whether the call is to fail."""
+        """Whether a call of `function` that concerns `devices` is to fail. Counts the call in `after` or `left`, unless
+        it is ignored.
+        """
         if self.left == 0 or (self.device is not None and self.device not in devices):
             return False
         if self.after:

@@ -28,7 +28,9 @@ class Foreign(Protocol):
 
 
 def copy(window: Window, foreign: Foreign | None, destination: int, source: int, nbytes: int) -> None:
-    """memmove between memory of the machine, of this process and of another process (`foreign`)."""
+    """Copy bytes between memory of the machine, of this process and of another one, which `foreign` reads and writes.
+    An address of the other process is given as `FOREIGN` plus that address.
+    """
     if foreign is None or max(destination, source) < FOREIGN:
         window.copy(destination, source, nbytes)
     elif destination < FOREIGN:

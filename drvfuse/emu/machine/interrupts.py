@@ -21,7 +21,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-_c: Any = sys.modules["_signal"]  # not `signal`, as its conversions to enums take longer than most driver calls
+# The C module behind `signal`. The functions of `signal` itself convert numbers to enums, which takes longer than most
+# driver calls.
+_c: Any = sys.modules["_signal"]
 
 _handler: Callable[[int, FrameType | None], Any] | None = None  # the process's own handler, while SIGINT is held back
 _open = False
@@ -140,7 +142,7 @@ def forget(thread: int) -> None:
 
 
 def check() -> None:
-    """Let a SIGINT that was held back take effect here."""
+    """Let a SIGINT that was held back, or an `interrupt` of this thread, take effect here."""
     global _pending
     if _interrupted and threading.get_ident() in _interrupted:
         forget(threading.get_ident())

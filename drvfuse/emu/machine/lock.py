@@ -82,7 +82,9 @@ class MachineLock:
             self._waiting -= 1
 
     def give_way(self) -> None:
-        """Pass the lock to another thread, if one waits for it or for a change."""
+        """Let another thread have the lock for a moment, if one waits for it, or if one is in `wait` and `changed` was
+        called since this thread or another one last gave way.
+        """
         wanted = self._contenders or (self._waiting and self._seen != self.changes)
         if self.choose("give way", bool(wanted)):
             self._seen = self.changes
@@ -90,7 +92,9 @@ class MachineLock:
                 self._condition.wait(0.0005)
 
     def stand_aside(self, seconds: float) -> None:
-        """Do what `wait` does, without a record in `order`."""
+        """Release the lock until `changed` is called, for at most `seconds`. In a repeated run, a thread waits with
+        this method until its event is next in the record. Unlike `wait`, the method is no event of the record itself.
+        """
         interrupts.check()
         self._condition.wait(seconds)
 

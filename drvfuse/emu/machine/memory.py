@@ -358,14 +358,14 @@ class ProcessMemory:
         return read, sum(1 << d for d, flags in access.items() if flags == READ_WRITE)
 
     def refresh(self, allocation: Allocation) -> None:
-        """Update the access masks of an allocation in the window."""
+        """Write to the window which devices may now read and write an allocation (`masks`)."""
         if allocation.device is not None or allocation.multicast is not None:
             masks = self.masks(allocation)
             self._window.set_access(allocation.base, allocation.nbytes, *masks, self._process.table)
 
     def refresh_context(self, owner: Context) -> None:
-        """Update the access masks of a context's allocations. Called when another context has gained or lost peer
-        access to the context.
+        """Do what `refresh` does for all allocations of the context `owner`. Called when another context has gained or
+        lost peer access to it.
         """
         for allocation in self.owned(owner):
             self.refresh(allocation)

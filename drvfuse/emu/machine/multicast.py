@@ -30,7 +30,9 @@ from .process import Process
 
 
 def supported(machine: Machine, device: Device) -> bool:
-    """True if a device can be in a team."""
+    """True if a device can be in the team of a multicast object: the compute capability is at least 9.0, and the device
+    and every other device of the machine can access each other.
+    """
     others = (other for other in machine.devices if other is not device)
     reached = all(machine.can_reach(device, o) and machine.can_reach(o, device) for o in others)
     return machine.capability >= (9, 0) and reached

@@ -104,7 +104,8 @@ class Stream(Object):
     flags: int = 0
     priority: int = 0
     tail: list[Op] = field(default_factory=list)
-    last: Op | None = None  # the operation that was queued last; None if a wait came after it
+    # the operation that was queued last; None if it was a batch, or if the stream had to wait for other work after it
+    last: Op | None = None
     capture: Capture | None = None
     capture_tail: dict[Node, Edge] = field(default_factory=dict)
     attributes: dict[str, bytes] = field(default_factory=dict)  # the attributes that the program has set
@@ -207,8 +208,8 @@ class Library(Object):
 
 @dataclass
 class LegacyLaunch:
-    """The settings that legacy functions such as cuParamSetv have made for the next launch, with `size` bytes of
-    parameters.
+    """The settings that legacy functions such as cuParamSetv have made for launches of a kernel by cuLaunch or
+    cuLaunchGrid. Such a launch uses the first `size` bytes of `parameters`.
     """
 
     block: tuple[int, int, int] | None = None

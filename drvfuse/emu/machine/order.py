@@ -55,7 +55,9 @@ class Order(Protocol):
         """
 
     def choose(self, kind: str, value: int) -> int:
-        """Record the value of a choice that depends on wall-clock time and return it, or return the recorded value."""
+        """Make a choice that depends on wall-clock time. When recording, note that `value` was chosen, and return it.
+        In a repeated run, return the recorded value.
+        """
 
     def close(self) -> None: ...
 

@@ -35,7 +35,8 @@ class Patience:
 
     def __init__(self, process: Process) -> None:
         self._process, self._machine = process, process.machine
-        # When the call last had to wait: how many operations had been queued in all, and when it began to wait.
+        # How many operations had ever been queued when the call last had to wait, and since when the call has waited
+        # without a new one.
         self._queued, self._since = -1, 0.0
 
     def wait(self) -> bool:

@@ -369,7 +369,9 @@ class Process:
             raise Failure(R.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
 
     def context_ops(self, context: Context) -> list[Op]:
-        """The unfinished operations in the streams of a context; with the race detector, the last finished ones too."""
+        """The operations for which a wait for the context has to wait. With the race detector, they include operations
+        that have ended, so that the detector learns that they happen before what follows the wait.
+        """
         ops = [op for stream in (*context.streams, context.legacy) for op in stream.tail]
         return ops if self.machine.detector is not None else [op for op in ops if not op.done]
 

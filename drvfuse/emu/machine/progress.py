@@ -65,7 +65,8 @@ class Progress:
             ordered = self._to_wait_for(context.legacy.tail)
         overlaps = False
         if isinstance(command, Launch) and command.programmatic and last is not None:
-            # With the race detector, it does not matter whether `last` has ended, because that depends on timing.
+            # The launch may overlap `last`, unless `last` has ended. With the race detector, a `last` that has ended
+            # counts as running, as the races that are found must not depend on when it ended.
             waits = not last.done or (self.detector is not None and all_done(after))
             overlaps = isinstance(last.command, Launch) and waits and all_done(ordered)
         if overlaps:

@@ -25,8 +25,8 @@ another number of multiprocessors, a device has as many of these GPCs as it need
 
 @dataclass(frozen=True)
 class Limits:
-    """The resources of a multiprocessor: threads, blocks, bytes. `shared_block` is the most shared memory of a
-    block.
+    """How many threads, blocks, bytes of shared memory and registers a multiprocessor has. `shared_block` is how many
+    bytes of shared memory one block may have.
     """
 
     threads: int
@@ -42,7 +42,7 @@ def max_threads(function: Function) -> int:
 
 
 def registers(limits: Limits, function: Function) -> int:
-    """The registers per thread of a kernel."""
+    """The registers per thread that a kernel is assumed to use: so few that a block of `max_threads` threads fits."""
     return min(REGISTERS_PER_THREAD, limits.registers // max_threads(function))
 
 

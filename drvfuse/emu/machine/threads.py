@@ -24,7 +24,7 @@ class Threads(threading.local):
         self.number: int | None = None
 
     def others(self) -> bool:
-        """True if a live thread other than the calling one is not waiting for an emulated device."""
+        """True if a Python thread other than the calling one may queue work, as it is not in a call that waits."""
         mine = threading.get_ident()
         return any(t.ident != mine and t.ident not in self._waiting for t in threading.enumerate())
 

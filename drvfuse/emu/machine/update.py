@@ -140,7 +140,9 @@ def _kinds(command: ValueOps) -> tuple[Any, ...]:
 
 
 def _alike(memory: ProcessMemory, one: int, other: int) -> bool:
-    """True if two addresses are both of host memory, or of memory of the same device and context."""
+    """True if two addresses are both of host memory, or of memory of the same device and context. Memory without a
+    context, such as memory of a pool, is like that of any context of its device.
+    """
     homes = [
         (None, None) if a is None or a.device is None else (a.device, a.context) for a in map(memory.find, (one, other))
     ]

@@ -32,7 +32,7 @@ _CONDITIONS = {GEQ: "at least {} (cyclically)", EQ: "{}", AND: "with a bit of {}
 
 @dataclass(frozen=True)
 class WriteValue:
-    """A write of the word of `size` bytes at `address`. With `barrier`, it is a release."""
+    """A write of the word of `size` bytes at `address`. With `barrier`, the write is a release."""
 
     address: int
     value: int
@@ -81,8 +81,8 @@ class WaitValue:
 
 @dataclass(frozen=True, eq=False)
 class ValueOps(Command):
-    """A command of writes and waits, executed one after another. A memory barrier between two of them would have no
-    effect.
+    """Writes and waits of a stream, executed one after another. The program's memory barriers between them are left
+    out, as they would have no effect.
     """
 
     operations: tuple[WriteValue | WaitValue, ...]
@@ -96,5 +96,5 @@ class ValueOps(Command):
         return tuple(Access(o.address, o.size, o.writes) for o in self.operations)
 
     def touches(self) -> Iterable[Access]:
-        """An empty list: `Detector.value` checks each word that is written or read."""
+        """No ranges: `Progress` has the race detector check each word when it is written or read (`Detector.value`)."""
         return ()

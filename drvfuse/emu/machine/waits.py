@@ -31,7 +31,8 @@ class Waits:
         self._machine, self._progress = machine, machine.progress
         self._idle_queries = (0, 0)
         self._wall_time = WallTime(machine.lock, lambda ns, resumes: machine.engine.pass_time(ns, resumes))
-        # `lock.changes` after the last step in which no work could proceed, and the time of the next attempt.
+        # `lock.changes` after the last step in which no work could proceed, and the time before which no step is tried
+        # while `lock.changes` has that value.
         self._rest, self._rest_until = -1, 0.0
 
     def wait(self, ops: Iterable[Op], process: Process | None = None) -> None:
