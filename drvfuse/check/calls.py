@@ -150,7 +150,8 @@ class Calls:
 
 
 def _dtype(problem: Problem, result: str) -> DType:
-    """Return the dtype of the result `result`. FP4 codes are bytes in the reference."""
+    """Return the dtype of the array for the result `result`: that of the reference's result, except for FP4 codes,
+    which the reference gives as bytes."""
     if result == "outputs" and problem.quantisation.dtype == dtypes.get(dtypes.FP4):
         return dtypes.get(dtypes.FP4)
     return dtypes.get(solved(problem).results[0][result].dtype)

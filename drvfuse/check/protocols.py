@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of the kernels in drvfuse/check/cu, which use protocols of other libraries that drvfuse does not use."""
+"""Cases of the kernels in drvfuse/check/cu with protocols that other libraries use, and drvfuse does not."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ from ..runtime.launch import Configuration, Launch
 from ..runtime.stream import Stream
 
 _Method = Callable[..., Any]
-_COLLECTIVES = "allreduce"  # the prefix of the names of the collectives' kernels
+_COLLECTIVES = "allreduce"  # the faults below concern kernels whose names begin with it: those of the all-reduces
 _FLAG_BYTES = 4096  # bytes at the start of a workspace, enough for the counter and the flags of a few blocks
 
 
 @dataclass(frozen=True)
 class Substitution:
-    """Replaces the method `owner.name` by `by(original)`."""
+    """Replaces the method `name` of the class `owner` by `by(original)`, in which `original` is that method."""
 
     owner: Any
     name: str

@@ -36,7 +36,8 @@ def op(prepare: Callable[P, Prepared[R]]) -> Op[P, R]:
         idle: list[Repeat] = [] if layout is None else layout.owner.part(Repeats).get(layout.key, list)
         repeat: Repeat | None
         try:
-            repeat = idle.pop()  # no other thread launches it until it is back in the list
+            # Another thread can take the `Repeat` only after the end of this launch, when it is in the list again.
+            repeat = idle.pop()
         except IndexError:
             try:
                 prepared = prepare(*args, **kwargs)

@@ -37,7 +37,8 @@ class Route:
         owners: Sequence[Stream] = (),
         unordered: Sequence[Array] = (),
     ) -> None:
-        """`away` are the arrays whose own stream may differ from `stream`."""
+        """`away` are those of `arrays` whose own stream may differ from `stream`. Of `arrays`,
+        `record_use` concerns only these."""
         self.stream, self.arrays, self._away, self.producers, self.owners = stream, arrays, away, producers, owners
         self.unordered = unordered
         self.libraries: Sequence[Stream] = ()
@@ -90,7 +91,8 @@ class Route:
             mark_used(self._away, self.stream, event)
         if more:
             mark_used(more, self.stream, event)
-        if not self.stream.foreign:  # later launches need not record the use again: arrays remember drvfuse's streams
+        # An array remembers each stream of drvfuse that uses it, so later launches need not record the use again.
+        if not self.stream.foreign:
             self._away, self.recorded = (), more
 
     def keep_unordered(self, stream: Stream, event: Event | None) -> None:

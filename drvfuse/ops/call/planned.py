@@ -29,7 +29,8 @@ POINTER_BYTES = 8
 
 
 class PlanCache:
-    """A cache of the 256 plans that were used last by an owner, a device or a group: `owner.part(PlanCache)`."""
+    """A cache of the 256 plans that one owner, which is a device or a group, used last. `owner.part(PlanCache)` returns
+    it."""
 
     def __init__(self, owner: Any) -> None:
         self._plans: OrderedDict[Hashable, Any] = OrderedDict()
@@ -42,7 +43,8 @@ class PlanCache:
         """Return the plan with the key `key`, made by `make()` if there is none. The key holds everything that the plan
         depends on."""
         found: Plan | None = self._plans.get(key)
-        if found is not None and len(self._plans) < _KEPT // 2:  # none is dropped soon: no need to note its use
+        # While the cache is less than half full, no plan will be dropped soon, so the order of use is not kept.
+        if found is not None and len(self._plans) < _KEPT // 2:
             return found
         if found is None:
             found = make()

@@ -59,8 +59,8 @@ class Direct:
         self.launches = [[launch] for launch in launches]
 
     def check(self, captures: Sequence[int | None], alone: bool) -> None:
-        """Raise CaptureError if only some of the streams are being captured. One rank alone may be launched on any
-        stream."""
+        """Raise CaptureError if only some of the streams are being captured. A launch of one rank is never
+        refused."""
         require_one_side(captures)
 
     def launch(self, positions: Sequence[int], streams: Sequence[Stream]) -> None:
@@ -138,7 +138,8 @@ def _record(
     for index, route in enumerate(routes):
         position, capture = positions[index], captures[index]
         stream = route.stream
-        # The event is recorded now, since a foreign stream may be destroyed before something waits for it.
+        # A foreign stream may be destroyed before other work has to wait for this launch, so the event for that wait is
+        # recorded now.
         event = stream.mark() if stream.foreign and capture is None else None
         if elsewhere:
             turns.launched(position, stream, event, capture)
@@ -183,7 +184,9 @@ def _record_what_was_queued(
         one = slice(index, index + 1)
         try:
             _record(call, turns, positions[one], routes[one], captures[one], sections, True)
-        except DrvfuseError:  # for example, no event can be recorded after the loss of a context
+        except DrvfuseError:
+            # For example, no event can be recorded after the loss of a context. The arrays are never freed then, as
+            # nothing would tell when the launches no longer use them.
             route.stream.device.driver.abandoned.extend(route.arrays)
 
 

@@ -33,6 +33,7 @@ from .prepared import Prepared, submit
 from .results import refuse_capture
 from .turns import GroupTurns
 
+# The types of plain values, which `Layout.key` holds together with their types: equal ones describe the same call.
 _PLAIN = {
     bool,
     int,
@@ -42,7 +43,7 @@ _PLAIN = {
     DType,
     Quantisation,
     type,
-}  # types whose equal values describe the same call
+}
 
 
 class Repeats(PlanCache):
@@ -92,7 +93,7 @@ class Layout(NamedTuple):
                 arrays.append(value)
                 key.append(value._layout or value.layout)
             elif kind in _PLAIN:
-                if kind is str and value == "current":  # resolved anew in each call: streams may change
+                if kind is str and value == "current":  # may mean another stream in each call
                     return None
                 key += kind, value
             elif kind is float:
@@ -106,7 +107,8 @@ class Layout(NamedTuple):
                 return None
         if not arrays:
             return None
-        if len(blocks) < len(arrays):  # some of the arrays share an allocation
+        # If arrays share an allocation, the key also says which of them are the same array, and which overlap.
+        if len(blocks) < len(arrays):
             key.append(tuple(map(arrays.index, arrays)))
             key.append(_overlaps(arrays))
         return cls(owner or arrays[0].device, tuple(key), arrays)
@@ -144,7 +146,7 @@ class Repeat:
         self.note, self._sequence = prepared.note, prepared._sequence
         self._ready = prepared._ready  # keeps the launches alive, to which the group holds only weak references
         self._turns = None if isinstance(prepared._turns, GroupTurns) else prepared._turns
-        every = list(arrays)  # arrays that the call has allocated are appended
+        every = list(arrays)  # the arrays of the layout, and after them those that the call has allocated
         self._made: list[tuple[Device, tuple[int, ...], DType, int]] = []
         self._left_out = ""
         for position, written in enumerate(prepared._writes):

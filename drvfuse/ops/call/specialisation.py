@@ -59,7 +59,7 @@ class Specialisation:
 
 
 class KernelCache:
-    """The compiled kernels of a driver, `driver.part(KernelCache)`, by specialisation and architecture."""
+    """The compiled kernels of a driver, by specialisation and architecture. `driver.part(KernelCache)` returns it."""
 
     def __init__(self, driver: Driver) -> None:
         self.kernels: dict[tuple[Specialisation, str], Kernel] = {}

@@ -103,7 +103,8 @@ class GroupTurns:
         elsewhere = False
         for index, stream in enumerate(streams):
             rank = self._ranks[positions[index]]
-            if rank.order.last is not stream or stream.foreign:  # otherwise the rank's last call was on `stream`
+            # If the rank's last call was on the same stream of drvfuse, the stream itself orders the two calls.
+            if rank.order.last is not stream or stream.foreign:
                 rank.order.admit(stream, rank.index)
                 elsewhere = True
         return elsewhere

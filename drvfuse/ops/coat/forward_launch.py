@@ -11,13 +11,14 @@ from ..call.planned import Planned
 from ..call.scratch import ScratchParams
 from .fp8_call import Fp8Call, Fp8Params
 
+# Parameters of the kernel. The plan has their values, as attributes of the same names.
 _SHARES = (
     "groups",
     "longer",
     "part_columns",
     "resident_columns",
     "chunk_rows",
-)  # the parameters that are attributes of the plan
+)
 _ARRAYS = ("x", "scales", "weight", "bias", "qy", "qy_t", "scale", "mean", "rstd")
 
 

@@ -22,7 +22,7 @@ Outputs = Sequence[ArrayLike] | None
 """The arrays that a call writes, in the order in which its docstring names them; None allocates them."""
 WEIGHTS = ("bfloat16", "float32")
 GROUPS = (16, 32, 64, 128)
-COAT_WARPS = 8  # the num_warps that the functions of COAT return
+COAT_WARPS = 8  # ops return it as `num_warps`, as COAT's functions do; it has no effect
 
 
 def group_size(QB: Any) -> int:

@@ -119,7 +119,7 @@ def gradient(
     xs, scales, shape = quantised_rows(driver, x, s_x, QB)
     require_columns(xs, MAX_COLUMNS)
     weights = column_weights(driver, shape[-1], affine)
-    weights.pop("bias", None)  # no gradient depends on b
+    weights.pop("bias", None)  # the kernel does not get b, as no gradient depends on it
     gradients = _gradients(driver, summed, shape)
     read = {"x": xs, "scales": scales, **weights, **_row_values(driver, saved, shape)}
     weight, sums, centred = weight_type(read), len(affine), "m" in saved
@@ -145,7 +145,8 @@ def gradient(
         if shape.few:
             every += defines(weights_first=given.level is PDLLevel.OVERLAP_AT_BEGINNING)
         else:
-            most = max(1, -(-shape.segments // shape.strands))  # without rows there are no segments
+            # A tensor without rows has no segments, but the macro must be at least 1.
+            most = max(1, -(-shape.segments // shape.strands))
             every += defines(ring=plan.ring, kept=plan.kept, strands=shape.strands, most=most)
         kernel = "fp8_rmsnorm_backward_few" if shape.few else "fp8_rmsnorm_backward"
         template = BackwardParams(segments=shape.segments, segment_rows=segment_rows, longer=longer)

@@ -164,7 +164,8 @@ class ExchangeAddresses:
 
 
 class Span(NamedTuple):
-    """A `Piece` that begins `offset` bytes after the address with the index `base` in `ExchangeAddresses.values`."""
+    """A `Piece` without its address, which repeated calls may change: it begins `offset` bytes after the address with
+    the index `base` in `ExchangeAddresses.values`."""
 
     node: int
     base: int

@@ -172,7 +172,8 @@ def all_gather(
     parts = [part for part, _ in found]
     read = [operand for part in parts for operand in _apart(group, part)]
     operands.no_overlap(read, [target for part in parts for target in part.targets])
-    text = " and ".join(f"{part.targets[0].shape[1:]} {part.targets[0].dtype}" for part in parts)  # equal on all ranks
+    # `text` is a part of `described`, which must be equal on all ranks.
+    text = " and ".join(f"{part.targets[0].shape[1:]} {part.targets[0].dtype}" for part in parts)
     text += "" if quantisation is None else f", {quantisation}"
     bare = operands.is_bare(group, inputs)
     values: list[Any] = [of_ranks[0] if bare else of_ranks for _, of_ranks in found]

@@ -126,4 +126,5 @@ def _algorithms(common: CallOptions, use_multimem: bool, rows: FusedRows, sent: 
     if not group.peers_readable:
         return ["naive"]
     best = tuning.fused_algorithm(group.part(Tuned).costs, group.size, rows.input_bytes, sent, rows.rows)
-    return [best, "one_stage"]  # one_stage needs less of the workspace, or none
+    # If the workspace is too small for `best`, one_stage may still fit, as it needs less of the workspace, or none.
+    return [best, "one_stage"]

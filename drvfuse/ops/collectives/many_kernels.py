@@ -15,7 +15,7 @@ from .kernels import CollectiveKernel
 from .params import AllreduceNodesParams, AllreducePushParams, NodeSumsParams
 
 MOST_TENSORS = 64
-_BEYOND = 1 << 62  # a number of packs that no call reaches
+_BEYOND = 1 << 62  # the first pack of each entry that has no tensor: larger than the index of any pack
 
 
 class ManyCall(ctypes.Structure):

@@ -214,7 +214,7 @@ class MoveCall:
         """Return the launches of all local ranks, for an algorithm other than "naive"."""
         group, common = self.common.group, self.common
         own = [source.ptr for source in self.parts[0].sources]
-        # empty on one node, where `work`, which is in the key too, has the same tables
+        # On one node `work`, which is in the key too, has the tables of the parts, so the key need not have them twice.
         tables = () if group.link is None else tuple(part.table for part in self.parts)
         key = ("move", self.work, tables, self.algo, self.staged, common.blocks, common.alone)
         ready = plan.take(group, key, self._plan, [[]] * len(own), own, common.pdl, common.trace)
@@ -235,7 +235,8 @@ class MoveCall:
 
     def _plan(self) -> plan.Plan:
         group, common, work = self.common.group, self.common, self.work
-        # the kernels of other algorithms do not depend on `same`
+        # Only the kernels of "push" and of staged "pull" depend on `work.same`. For others `same` is always False, so
+        # that none is compiled twice.
         same = work.same and (self.algo == "push" or (self.algo == "pull" and self.staged))
         arrangement = work.arrangement
         kernel = MoveKernel(self.algo, work.ranks, same, self.staged, arrangement is not None, plan.compares(group))

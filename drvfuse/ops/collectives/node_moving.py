@@ -187,7 +187,8 @@ class NodeMoveCall:
                 found.append(MovePart(sources, part.targets, table))
         hazard = self.in_place_hazard and step.target is Place.OUTPUT
         common = self.common
-        if common.algo == RELAY and step.root is None:  # a relay is only for bytes of one rank
+        # A relay passes on the bytes of one rank, the root of a step. Steps without a root are pushed.
+        if common.algo == RELAY and step.root is None:
             common = replace(common, algo="push")
         call = MoveCall(self.text, common, found, node_moves.work_of(step, self.ranks), hazard, "", False)
         if step.target is not Place.PAYLOAD:

@@ -72,7 +72,8 @@ def push(
     open on the devices. It loads the kernel on all devices, and the lowest occupancy decides the grid."""
     spec = kernel.specialisation
     resident = min(load(rank.device, spec).occupancy(rank.device, shape.threads) for rank in group)
-    # the same condition decides how the kernels instantiate `Push`
+    # Must be what the kernels pass to `Push` (cu/sync/push.cuh) as `ByBlock`: whether each block adds to the epoch,
+    # not each warp.
     by_block = kernel.op != "allreduce" and shape.threads > 256
 
     def grid(multiprocessors: int) -> Grid:
@@ -204,8 +205,9 @@ def _adapting(plan: Plan, early: bool) -> Callable[[Ready, bool, bool], None] | 
 
 
 def readable_by_peers(group: Group, inputs: Sequence[Operand]) -> bool:
-    """Whether the kernels of every rank can read every rank's input where it lies. They cannot between processes."""
-    if group.layout.inside == 1 and group.nodes > 1:  # each rank reads only its own input
+    """Whether kernels can access those of `inputs` that they need where these lie, without staging. They cannot access
+    an array of another process's rank."""
+    if group.layout.inside == 1 and group.nodes > 1:  # a rank alone on its node reads only its own input
         return True
     if not group.peers_readable or len(group) < group.size:
         return False

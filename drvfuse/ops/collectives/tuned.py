@@ -72,8 +72,8 @@ def _measured(values: dict[str, Any]) -> Measured:
 
 
 class Tuned:
-    """The constants by which `algo="auto"` chooses for a group, `group.part(Tuned).costs`. The tuning file is read at
-    their first use."""
+    """The constants by which `algo="auto"` chooses for a group, in the attribute `costs`. The first `group.part(Tuned)`
+    reads the tuning file; later ones return the same object."""
 
     def __init__(self, group: Group) -> None:
         found = stored(path()).get(key(group.transport.members), {})
