@@ -23,7 +23,7 @@ struct Maximum {
 struct Meetings {
     Maximum estimate;  // the estimates of the largest |y|
     Maximum exact;     // the exact largest |y|, if the estimates do not decide the scale
-    u32 epoch;         // the epoch of this launch
+    u32 epoch;         // the epoch in the words that this launch stores (ScratchUse::epoch)
     u32 users;         // the number of launches that used the workspace when this launch began
     u32 unused[2];     // makes the size a multiple of 16 bytes
 

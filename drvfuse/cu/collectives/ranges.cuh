@@ -10,8 +10,8 @@ using Packs = Partition<i64, RANKS>;
 __device__ __forceinline__ i64 thread_index() { return i64(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ i64 thread_count() { return i64(gridDim.x) * blockDim.x; }
 
-// Sums B packs: load(pack, source, j) loads pack j of a source, and store(j, sum) stores its fp32 sum. All loads are
-// issued before the first sum.
+// Sums each of B packs over the sources: load(pack, source, j) loads pack j of a source, and store(j, sum) stores the
+// fp32 sum of pack j. All loads are issued before the first sum.
 template <int B, typename Load, typename Store>
 __device__ __forceinline__ void reduce_packs(i64 j, i64 stride, Trace& trace, const Load& load, const Store& store) {
     SourcePack packs[B][SOURCES];

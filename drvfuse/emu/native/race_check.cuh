@@ -205,10 +205,10 @@ FAR void check_line(Access* access, u64 addr, u32 mask) {
 
     Ref *link = cell, *after_writes = cell;  // after_writes: the link after the last write, where reads are inserted
     u32 merged = 0, location_bytes = 0, oldest_serial = r->write_serial + 1, other_block_kept = 0, read_count = 0;
-    // A read is usually compared with CHECKED_READS other reads. It is compared with all of them in three cases: if it
-    // replaces a read of another operation, as when a kernel is launched again; rarely, at random; and if it repeats a
-    // poll. The first two keep the list from growing without bound. The third lets the read find and share the entry of
-    // its warp.
+    // A read is usually compared with CHECKED_READS other reads, but in three cases with all of them. First, once it has
+    // replaced a read of another operation, as happens when a kernel is launched again. Second, rarely, at random. Both
+    // remove old reads, so that the list does not grow without bound. Third, if it repeats a poll: then it finds and
+    // shares the entry of its warp.
     u32 draw = draws_whole_list(r), checks_all_reads = write || access->repeats_poll || draw;
     LOOP while (*link) {
         Entry* e = (Entry*)arena_at(r, *link);

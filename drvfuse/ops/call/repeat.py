@@ -139,7 +139,7 @@ class Repeat:
 
     def __init__(self, prepared: Prepared[Any], arrays: Sequence[Array]) -> None:
         """`arrays` are those of the call's layout. Raises LookupError if the launch sequence has no attribute
-        `pointed`, or if no parameter has the address of one of the arrays."""
+        `pointed`, or if there is an array whose address is in no parameter."""
         more: Sequence[Pointed] | None = getattr(prepared._sequence, "pointed", None)
         if more is None:
             raise LookupError(f"{prepared!r} cannot be repeated: its launch sequence has no attribute `pointed`")
