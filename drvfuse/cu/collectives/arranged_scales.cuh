@@ -25,7 +25,8 @@ struct Arrangement {
     int count[DRVFUSE_MAX_RANKS];  // the number of that rank's rows
 };
 
-// Where four words of a rank's scales go among the scales of all rows.
+// Four words of a rank's scales: where each is stored in the result, which has the scales of all ranks' rows, and how
+// much of it is stored.
 struct Places {
     i64 at[4];     // the offset of each word in the result, in bytes
     int bytes[4];  // bytes of each word that are stored; 0 or less: none

@@ -63,7 +63,7 @@ struct Run {
     __device__ __forceinline__ bool has_slice() const { return index() < last() && (index() != 0 || skipped == 0); }
     // Whether some bytes of the run are accessed one by one.
     __device__ __forceinline__ bool has_bytes() const { return skipped != 0 || bytes % 16 != 0; }
-    // The address of the single byte of this lane.
+    // The address of the byte that this lane accesses on its own, outside the whole slices of 16 bytes (has_byte()).
     __device__ __forceinline__ char* byte() const { return start + (lane < 16 ? lane : last() * 16 + lane - 16); }
     // Whether this lane accesses its single byte.
     __device__ __forceinline__ bool has_byte() const {
