@@ -3,8 +3,8 @@
 // detector.
 //
 // Each such operation is a strong access of system scope. The detector treats it as a launch of one thread, which knows
-// from its start what the operation knows. So race_publish.cuh and clock.cuh need no special case for the operation. A write with a memory
-// barrier is a release, and a wait that has found its value is an acquire.
+// from its start what the operation knows. So race_publish.cuh and clock.cuh need no special case for the operation. A
+// write with a memory barrier is a release, and a wait that has found its value is an acquire.
 #pragma once
 
 #include "race_access.cuh"

@@ -106,8 +106,8 @@ FN void gather(Launch* l, Block* b, Warp* warp, u32 bit) {
     if (warp->gathered == warp->live) arrive(l, b, warp);
 }
 
-// Handles a thread that has suspended for the reason `status`: records in a member of Warp, by the bit of the
-// thread's lane, what the thread waits for; or removes the thread if it has exited; or records a fault. Returns 1 if the
+// Handles a thread that has suspended for the reason `status`: records in a member of Warp, by the bit of the thread's
+// lane, what the thread waits for; or removes the thread if it has exited; or records a fault. Returns 1 if the
 // thread need not wait.
 FN u32 suspended(Launch* l, Block* b, Warp* warp, Thread* t, u32 bit, u32 status) {
     Engine* e = l->engine;
