@@ -34,7 +34,11 @@ class PushShape:
     `units` is the number of units of the largest round. A thread has `packs` packs of a unit; with `exact` all of them
     exist. A block sends `depth` units ahead of the unit that it sums. `relays`: the call has several rounds, and a rank
     learns of a peer's progress through a third rank (cu/sync/push.cuh). `chunk` is the number of packs (all-reduce) or
-    rows (fused) of a round. `slot_bytes` is the number of bytes that the call uses of each half of the slots.
+    rows (fused) of a round. `slot_bytes` is the number of bytes that the call uses of each half of the slots. `owners`
+    is the number of ranks among which push_two_shot divides the units of a round, and 0 for other algorithms.
+
+    Raises ArgumentError for several rounds with fewer units than owners: their greetings could be lost (`greet` in
+    cu/sync/push.cuh).
     """
 
     units: int
@@ -47,6 +51,11 @@ class PushShape:
     chunk: int
     rounds: int
     slot_bytes: int
+    owners: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rounds > 1 and self.units < self.owners:
+            raise ArgumentError("units", self.units, f"at least {self.owners} in a call of {self.rounds} rounds")
 
     def blocks(self, most: int) -> int:
         """The number of blocks: at most `most`, but at least one cluster."""
@@ -88,6 +97,7 @@ def allreduce_shape(work: Work, count: int, workspace_bytes: int) -> PushShape:
         chunk=chunk,
         rounds=rounds,
         slot_bytes=GREETINGS_BYTES + ceil_div(chunk, step) * per_step,
+        owners=work.ranks if two_shot else 0,
     )
 
 
@@ -124,6 +134,7 @@ def fused_shape(work: Work, rows: int, columns: int, workspace_bytes: int, clust
         chunk=chunk,
         rounds=rounds,
         slot_bytes=GREETINGS_BYTES + ceil_div(chunk, step) * per_step,
+        owners=work.ranks if two_shot else 0,
     )
 
 

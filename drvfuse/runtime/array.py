@@ -12,7 +12,7 @@ from .. import dtypes
 from ..dtypes import DType, DTypeLike
 from ..errors import ArgumentError, CaptureError, counted, kind_of, require_kind
 from .device import Device
-from .lifetime import Owned
+from .lifetime import Dependent, Owned
 from .pool import Block
 from .stream import Event, Stream, StreamLike
 
@@ -199,6 +199,11 @@ class Array:
             self._block.order(stream)
         stream.follow(self.stream)
 
+    @property
+    def closable(self) -> bool:
+        """Whether the memory belongs to a buffer, whose `close()` frees it."""
+        return isinstance(self._owner, Owned)
+
     def require_open(self) -> None:
         """Raise ClosedError if the memory belongs to a buffer that was closed."""
         if isinstance(self._owner, Owned):
@@ -237,6 +242,13 @@ class Array:
             "strides": None,
             "stream": self.stream.handle,
         }
+
+
+def depend_on(arrays: Iterable[Array], dependent: Dependent) -> None:
+    """Let `dependent` know when the memory of one of `arrays` is freed by the `close()` of its owner."""
+    for array in arrays:
+        if isinstance(array._owner, Owned):
+            array._owner.tell(dependent)
 
 
 def mark_used(arrays: Iterable[Array], stream: Stream, event: Event | None) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ..errors import ArgumentError, CaptureError, counted, kind_of
-from .array import Array, mark_used
+from .array import Array, depend_on, mark_used
 from .driver import Driver, Owner
 from .lifetime import Owned
 from .stream import LEGACY, WRAPPED, Event, Stream
@@ -130,8 +130,21 @@ class Graph(Owned, Owner):
         return not (self._failed or self._closed)
 
     def keep(self, *objects: object) -> None:
-        """Keep `objects` alive until the graph is closed; Arrays among them count as used by every launch."""
+        """Keep `objects` alive until the graph is closed; Arrays among them count as used by every launch. After the
+        `close()` of a buffer that such an array belongs to, a launch raises ClosedError."""
         self._kept.update((id(kept), kept) for kept in objects)
+        depend_on((kept for kept in objects if isinstance(kept, Array)), self)
+
+    def owner_closed(self, owner: Owned) -> None:
+        """See `lifetime.Dependent`: launches check the kept arrays from now on."""
+        self._checks.insert(0, self._require_open_arrays)
+
+    def _require_open_arrays(self, stream: Stream) -> None:
+        for kept in self._arrays():
+            kept.require_open()
+
+    def _arrays(self) -> Iterator[Array]:
+        return (kept for kept in self._kept.values() if isinstance(kept, Array))
 
     def before_launch(self, check: Callable[[Stream], None]) -> None:
         """Call `check(stream)` before every launch on `stream`. `check` may make `stream` wait for other work, or
@@ -164,7 +177,7 @@ class Graph(Owned, Owner):
         with stream.device.use():
             self.driver.cuGraphLaunch(self._executable, stream.handle)
         event = stream.mark() if stream.foreign and stream.capture_id() is None else None
-        mark_used((kept for kept in self._kept.values() if isinstance(kept, Array)), stream, event)
+        mark_used(self._arrays(), stream, event)
         for note in self._notes:
             note(stream, event)
 
@@ -177,7 +190,9 @@ class Graph(Owned, Owner):
     def _require_launchable(self, stream: Stream) -> None:
         if not isinstance(stream, Stream):
             raise ArgumentError("stream", kind_of(stream), WRAPPED)
-        self._check_open()
+        if stream.closed or self.closed:
+            stream._check_open()
+            self._check_open()
         if self._executable is None:
             raise CaptureError("the graph is still being captured, or its capture failed")
 

@@ -10,7 +10,8 @@ from ..errors import ArgumentError, kind_of
 from . import calls
 from .array import mark_used
 from .device import Device
-from .launch_attributes import LaunchAttribute
+from .graph import capturing
+from .launch_attributes import LaunchAttribute, LaunchCompletionEvent, ProgrammaticEvent
 from .packing import Argument, Arguments, Struct
 from .stream import Stream, StreamLike
 
@@ -36,7 +37,7 @@ class Configuration:
     ) -> None:
         self.kernel, self.device, self.function = kernel, device, function
         self.grid, self.block, self.smem = grid, block, smem
-        self.attributes = tuple(attributes)  # kept, so that the events in the attributes stay alive
+        self.events = [a.event for a in attributes if isinstance(a, (LaunchCompletionEvent, ProgrammaticEvent))]
         types = device.driver.types
         self._built: list[Any] = [a.build(types) if isinstance(a, LaunchAttribute) else a for a in attributes]
         for attribute in self._built:
@@ -74,7 +75,7 @@ class Launch:
     def __init__(self, configuration: Configuration, arguments: Arguments) -> None:
         self.kernel, self.device, self.grid = configuration.kernel, configuration.device, configuration.grid
         self.block, self.smem = configuration.block, configuration.smem
-        self._function, self._attributes = configuration.function, configuration.attributes
+        self._function, self._events = configuration.function, configuration.events
         self._arguments, self._config = arguments, configuration.build()
         self._facts = configuration.facts(arguments)
         self._handle_set = 0
@@ -111,12 +112,21 @@ class Launch:
             self._config.hStream = stream.handle
             self._handle_set = stream.handle
         arguments = self._arguments
+        arrays = arguments.arrays
+        for array in arrays.values():
+            array.require_open()
+        for event in self._events:
+            event._check_open()
         note = self._facts, self._handle_set, bytes(arguments.packed)  # a copy: arguments may change in place
         with self.device.use():
             self.device.driver.launch(note, self._config, self._function, arguments.address, 0)
-        if self._arguments.arrays:
+        if arrays:
             outside = stream.foreign and stream.capture_id() is None
-            mark_used(self._arguments.arrays.values(), stream, stream.mark() if outside else None)
+            mark_used(arrays.values(), stream, stream.mark() if outside else None)
+            closable = [array for array in arrays.values() if array.closable]
+            graph = capturing(stream) if closable else None
+            if graph is not None:
+                graph.keep(*closable)
 
 
 def config_of(types: Any, grid: Sequence[int], block: Sequence[int], smem: int, attributes: list[Any]) -> Any:

@@ -21,7 +21,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from ..errors import CaptureError, ClosedError, DrvfuseError
 from .driver import Driver, forked
@@ -84,11 +84,19 @@ def flush(driver: Driver) -> None:
             driver.lost = lost_before
 
 
+class Dependent(Protocol):
+    """An object that uses the memory of an `Owned` whenever it is launched: a prepared call, or a graph."""
+
+    def owner_closed(self, owner: Owned) -> None:
+        """Before the next launch, check that all arrays are still open: `owner` was closed."""
+
+
 class Owned:
     """Base of objects that free something once. Subclasses call `_owns` when the handle exists."""
 
     _finalizer: weakref.finalize[Any, Any] | None = None
     _closed = False
+    _dependents: weakref.WeakSet[Any] | None = None
 
     def _owns(self, driver: Driver, free: Callable[..., None], *args: Any) -> None:
         """Let `free(driver, *args)` run once, at close() or at a flush after this object is collected.
@@ -109,6 +117,8 @@ class Owned:
         if self._finalizer is None or (state := self._finalizer.detach()) is None:
             return
         self._closed = True
+        for dependent in list(self._dependents or ()):
+            dependent.owner_closed(self)
         weak, key = state[2]
         driver = weak()
         if driver is None:
@@ -116,6 +126,13 @@ class Owned:
         free, args = driver.owned.pop(key)
         if not forked() and not driver.closed:
             free(driver, *args)
+
+    def tell(self, dependent: Dependent) -> None:
+        """Call `dependent.owner_closed(self)` when this object is closed, before anything is freed. So a launch need
+        not ask whether its memory is still there. `dependent` is held weakly."""
+        if self._dependents is None:
+            self._dependents = weakref.WeakSet()
+        self._dependents.add(dependent)
 
     def _check_open(self) -> None:
         if self._closed:

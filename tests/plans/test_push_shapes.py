@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,6 +49,17 @@ def norms(draw):
     rows = draw(st.integers(1, 70) | st.integers(1, MAX_ROWS))
     columns = draw(st.integers(1, MAX_COLUMNS) | st.integers(1, 128).map(lambda k: 128 * k))
     return work, rows, columns, draw(WORKSPACES), draw(st.booleans())
+
+
+def test_several_rounds_with_fewer_units_than_owners_are_refused():
+    """Their greetings would use the same slots in consecutive calls (`greet` in cu/sync/push.cuh)."""
+    work = Work("allreduce", "push_two_shot", 3, 2, 2)
+    shape = allreduce_shape(work, 1 << 20, 80_000)
+    assert shape.rounds > 1 and shape.owners == 3 <= shape.units
+    assert replace(shape, rounds=1, units=2).units == 2
+    with pytest.raises(ArgumentError, match="units is 2; it must be at least 3"):
+        replace(shape, units=2)
+    assert replace(allreduce_shape(replace(work, algo="push_one_shot"), 1 << 20, 80_000), units=1).owners == 0
 
 
 def planned(find, workspace_bytes):

@@ -209,6 +209,12 @@ public:
     // Makes sure that every rank receives a word from every peer in this call: a rank that owns none of the `units`
     // pieces of work sends a word to every peer, which waits for it. Rank k owns pieces k, k + ranks, ... Called by the
     // first warp of one block, once in the call.
+    //
+    // Only a call of one round may have fewer units than ranks; the host checks it (PushShape of plans/push.py). A call
+    // of several rounds has as many as ranks in each, so it sends no greeting. Otherwise two consecutive calls of two
+    // rounds would send their greetings to the same slots, since both leave the epoch unchanged: with three ranks, of
+    // which rank 0 owns everything, no word orders rank 1's clear of rank 2's first greeting before rank 2's second
+    // one, so that one could be lost and rank 1 would wait for ever.
     __device__ __forceinline__ void greet(i64 units) {
         if (units >= Ranks || FAULT("no-greeting")) return;
         const int distance = threadIdx.x + 1;

@@ -12,8 +12,9 @@ from ...comm.history import CallNote, Noted
 from ...errors import ArgumentError, CaptureError, DrvfuseError
 from ...plans.traffic import NONE, Traffic
 from ...runtime import held
+from ...runtime.array import depend_on
 from ...runtime.graph import capturing
-from ...runtime.lifetime import enter_launches, leave_launches
+from ...runtime.lifetime import Owned, enter_launches, leave_launches
 from .operands import Operand, no_overlap
 from .order import ReplayOrder, Route
 from .planned import Pointed, Ready
@@ -21,6 +22,7 @@ from .tracing import CallTrace
 from .turns import Turns
 
 if TYPE_CHECKING:
+    from ...runtime.array import Array
     from ...runtime.launch import Launch
     from ...runtime.stream import Stream
     from .streams import StreamArgument, Streams
@@ -251,6 +253,7 @@ class Prepared(Generic[R]):
             waits = any(planned.awaits_peers for planned in every)
             adapts = any(planned.adapts is not None for planned in every)
         self.note = CallNote(op, algo, turns.ranks, first.shape, first.dtype, barriers, waits, adapts)
+        depend_on(self._arrays(), self)
 
     @property
     def launches(self) -> Sequence[Sequence[Launch]]:
@@ -280,7 +283,8 @@ class Prepared(Generic[R]):
         Raises BarrierTimeout if an earlier call on the group timed out (the next call then resets the group),
         GridTimeout if an earlier call with the op's workspace timed out, CaptureError where stream order cannot be
         established in a capture, Unsupported if the algorithm cannot be launched for one rank alone or in this capture,
-        and ClosedError after `group.close()`. Raises LaunchError if an earlier call was launched on some ranks alone:
+        and ClosedError after `group.close()`, and after the `close()` of a buffer that an array of the call belongs to.
+        Raises LaunchError if an earlier call was launched on some ranks alone:
         launch that call on the other ranks first.
         """
         if streams is None and rank is None and stream is None:
@@ -315,6 +319,17 @@ class Prepared(Generic[R]):
         self._routes.clear()
         self._usual = []
         self._parameters = new
+        depend_on(self._arrays(), self)
+
+    def owner_closed(self, owner: Owned) -> None:
+        """See `runtime.lifetime.Dependent`: the next launch makes its routes anew, and `_route` checks the arrays."""
+        self._routes.clear()
+        self._usual = []
+
+    def _arrays(self) -> list[Array]:
+        """Return the arrays of the call and the memory that its launches use besides."""
+        used = [operand.array for arrays in (*self._reads, *self._writes) for operand in arrays]
+        return [*used, *self._turns.more]
 
     def _queue(self, positions: Sequence[int], streams: Sequence[Stream], alone: bool = False) -> None:
         routes = [self._route(*each) for each in zip(positions, streams, strict=True)]
@@ -326,6 +341,8 @@ class Prepared(Generic[R]):
         """
         route = self._routes.get((position, stream))
         if route is None:
+            for array in self._arrays():
+                array.require_open()
             route = Route.of(stream, self._reads[position] + self._writes[position])
             if stream is self._streams[position] or not stream.foreign:
                 self._routes[position, stream] = route
