@@ -23,7 +23,7 @@ from drvfuse import config, dtypes, errors
 
 ROOT = Path(df.__file__).parent
 
-GROUND = {"errors", "config", "dtypes", "lazy", "tables"}
+GROUND = {"errors", "config", "dtypes", "lazy", "own_files", "tables"}
 EXCEPTIONS = {("runtime.driver", "emu")}  # the one import that is allowed and not in the table
 
 

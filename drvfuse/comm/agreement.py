@@ -199,7 +199,8 @@ def tuning_file() -> Path:
 def _tuning() -> str:
     """A text that identifies the constants by which this rank chooses algorithms: a hash of `tuning_file()`, or
     "built in" if there is no such file."""
+    file = tuning_file()
     try:
-        return hashlib.sha256(tuning_file().read_bytes()).hexdigest()[:16]
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else "built in"
     except OSError:
         return "built in"

@@ -10,6 +10,11 @@ as missing and is replaced.
 The setting `cache_limit` bounds the size of all entries. Above the limit, the entries whose last use is the oldest are
 deleted; the modification time of an entry's directory is the time of its last use. An entry is renamed before it is
 deleted, so that no reader sees a partly deleted entry. A process that needs the entry later builds it again.
+
+Entries hold machine code that the process runs, so an entry counts as missing, with one warning per process, if the
+entry or a folder from the cache directory on belongs to neither this user nor root, or may be written by others. Then
+nothing is stored either. New folders have mode 0700 and new files 0600. The cache directory itself may be a link. What
+an installed wheel contains is no part of the cache.
 """
 
 from __future__ import annotations
@@ -25,12 +30,14 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from .. import config
+from .. import config, own_files
+from ..own_files import Untrusted
 
+T = TypeVar("T")
 _log = logging.getLogger("drvfuse.compile")
 _SCHEMA = 3
 _META = "meta.json"
@@ -41,8 +48,8 @@ _BUILD_SECONDS, _POLL_SECONDS = 60, 0.01  # limit and interval of polls for an e
 _SPARED = 0.9  # the share of the limit that a clean-up leaves, so that not every new entry needs a clean-up
 _PUBLISH_TRIES = 8  # attempts to store an entry, as another process may store and delete it during each of them
 _EXISTS = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)  # errors of a rename to an entry that exists
-_DAMAGE = (OSError, ValueError, KeyError, TypeError)  # what reading a damaged entry raises
-_unwritable: set[Path] = set()  # folders for which a warning was logged
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, RecursionError)  # what reading a damaged entry raises
+_warned: set[tuple[str, Path]] = set()  # (what, folder) of the warnings that were logged
 _sizes: dict[Path, int] = {}  # bytes per folder: those at the last scan, plus those added after it
 
 
@@ -77,13 +84,25 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def load(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]] | None:
-    """(metadata, files by name), or None if the entry is missing or damaged. Records a use of the entry."""
+def load(entry: Path, read: Callable[[dict[str, Any], dict[str, bytes]], T]) -> T | None:
+    """Return `read(metadata, files by name)`, or None if the entry is missing, damaged (then `read` may raise a
+    ValueError, KeyError or TypeError) or not to be trusted. Records a use of the entry.
+    """
     try:
-        found = _read(entry)
+        found = read(*_read(entry))
     except (FileNotFoundError, NotADirectoryError):
         if entry.exists():
             _log.warning("cache entry %s is incomplete and is rebuilt", entry)
+        return None
+    except Untrusted as error:
+        _warn_once(
+            "untrusted",
+            entry.parent,
+            "the cache %s is not used: %s. Its code would run with your rights: delete it, or, if you trust what it "
+            "holds, make it yours alone (chmod -R go-w)",
+            entry.parent.parent,
+            error,
+        )
         return None
     except _DAMAGE as error:
         _log.warning("cache entry %s is damaged and is rebuilt: %s", entry, error)
@@ -95,11 +114,22 @@ def load(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]] | None:
     return found
 
 
+def _warn_once(what: str, folder: Path, message: str, *values: object) -> None:
+    """Log a warning, or at level DEBUG if one of this kind was logged for the folder."""
+    level = logging.DEBUG if (what, folder) in _warned else logging.WARNING
+    _warned.add((what, folder))
+    _log.log(level, message, *values)
+
+
 def _read(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Read an entry, as `load` returns it. Raises one of `_DAMAGE` for a damaged entry."""
-    record = json.loads((entry / _META).read_bytes())
-    meta = record["meta"]
-    files = {name: (entry / name).read_bytes() for name in record["sha256"]}
+    """Read the metadata and the files of an entry. Raises Untrusted, or one of `_DAMAGE` for a damaged entry."""
+    folder = own_files.open_folder(entry, below=entry.parent.parent)
+    try:
+        record = json.loads(own_files.read(_META, folder))
+        meta = record["meta"]
+        files = {name: own_files.read(name, folder) for name in record["sha256"]}
+    finally:
+        os.close(folder)
     hashes = {name: _digest(data) for name, data in files.items()}
     if hashes != record["sha256"] or _digest(json.dumps(meta).encode()) != record["meta_sha256"]:
         raise ValueError("a file does not match its hash")
@@ -118,9 +148,9 @@ def building(entry: Path) -> Iterator[bool]:
     path = entry.parent / f"{_TEMPORARY}lock-{entry.name}"
     file = None
     try:
-        with contextlib.suppress(OSError):
-            entry.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        with contextlib.suppress(OSError, Untrusted):
+            _make_folder(entry.parent)
+            file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, own_files.FILE_MODE)
         begin = time.monotonic()
         waited = False
         while file is not None and _taken(file) and time.monotonic() < begin + _BUILD_SECONDS:
@@ -146,24 +176,33 @@ def _taken(file: int) -> bool:
 def store(entry: Path, meta: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
     """Write an entry, or replace a damaged one. Deletes old entries above the limit.
 
-    If the cache cannot be written, one warning is logged.
+    If the cache cannot be written, one warning is logged. Nothing is written to a cache that is not to be trusted.
     """
     building = _temporary(entry.parent)
     digests = {name: _digest(data) for name, data in files.items()}
     record = {"meta": meta, "meta_sha256": _digest(json.dumps(meta).encode()), "sha256": digests}
     text = json.dumps(record, indent=1).encode()
     try:
-        building.mkdir(parents=True)
+        _make_folder(entry.parent)
+        building.mkdir(own_files.FOLDER_MODE)
         for name, data in {**files, _META: text}.items():
-            (building / name).write_bytes(data)
+            own_files.write(building / name, data)
         _publish(building, entry)
         _keep_limit(entry.parent, len(text) + sum(map(len, files.values())))
     except OSError as error:
-        level = logging.DEBUG if entry.parent in _unwritable else logging.WARNING
-        _unwritable.add(entry.parent)
-        _log.log(level, "the cache %s cannot be written, so kernels are compiled each time: %s", entry.parent, error)
+        message = "the cache %s cannot be written, so kernels are compiled each time: %s"
+        _warn_once("unwritable", entry.parent, message, entry.parent, error)
+    except Untrusted as error:  # `load` has warned
+        _log.debug("nothing is stored: %s", error)
     finally:
         shutil.rmtree(building, ignore_errors=True)
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder of all entries. Raises Untrusted if other users may write it."""
+    own_files.make_folder(folder.parent)
+    own_files.make_folder(folder)
+    os.close(own_files.open_folder(folder, below=folder.parent))
 
 
 def _temporary(folder: Path) -> Path:
@@ -178,10 +217,10 @@ def _publish(building: Path, entry: Path) -> None:
         except OSError as error:
             if error.errno not in _EXISTS:
                 raise
-        with contextlib.suppress(*_DAMAGE):
+        with contextlib.suppress(*_DAMAGE, Untrusted):
             _read(entry)
             return  # another process has built the entry first
-        _remove(entry)  # it is damaged, or another process is deleting it
+        _remove(entry)  # it is damaged or another user's, or another process is deleting it
 
 
 def _remove(entry: Path) -> None:

@@ -154,15 +154,14 @@ def _folders(include: Sequence[str | Path]) -> list[Path]:
 
 
 def _load(entry: Path, name: str, arch: str) -> Image | None:
-    found = cache.load(entry)
-    if found is None:
-        return None
-    meta, files = found
-    known = {
-        key: KernelInfo(**{**info, "params": tuple(Param(**param) for param in info["params"])})
-        for key, info in meta["kernels"].items()
-    }
-    return Image(files.get(_CUBIN), files[_PTX].decode(), known, meta["log"], name, arch)
+    def image(meta: dict[str, Any], files: dict[str, bytes]) -> Image:
+        known = {
+            key: KernelInfo(**{**info, "params": tuple(Param(**param) for param in info["params"])})
+            for key, info in meta["kernels"].items()
+        }
+        return Image(files.get(_CUBIN), files[_PTX].decode(), known, meta["log"], name, arch)
+
+    return cache.load(entry, image)
 
 
 def _store(entry: Path, image: Image, source: Mapping[str, bytes], origin: Mapping[str, Any]) -> None:

@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
+import stat
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from drvfuse import config
+from drvfuse import config, own_files
 from drvfuse.compiler import cache
 
 DATA = bytes(range(256)) * 40
@@ -27,6 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DRVFUSE_CACHE", "1")
     monkeypatch.setenv("DRVFUSE_CACHE_LIMIT", "100 MiB")
     monkeypatch.setattr(cache, "_sizes", {})
+    monkeypatch.setattr(cache, "_warned", set())
     return tmp_path / "cache" / "kernels"
 
 
@@ -41,9 +45,13 @@ def store(number: int) -> Path:
     return path(number)
 
 
+def load(entry: Path) -> tuple[dict[str, Any], dict[str, bytes]] | None:
+    return cache.load(entry, lambda meta, files: (meta, files))
+
+
 def numbers(folder: Path) -> list[int]:
     """The numbers of the entries in the folder. Fails if an entry is incomplete or another file is there."""
-    found = [cache.load(entry) for entry in folder.iterdir()]
+    found = [load(entry) for entry in folder.iterdir()]
     assert all(entry is not None and entry[1] == {"data": DATA} for entry in found)
     return sorted(entry[0]["number"] for entry in found if entry is not None)
 
@@ -53,9 +61,9 @@ def age(entry: Path, seconds: float) -> None:
 
 
 def test_an_entry_comes_back_as_it_was() -> None:
-    assert cache.load(path(1)) is None
+    assert load(path(1)) is None
     store(1)
-    assert cache.load(path(1)) == ({"number": 1}, {"data": DATA})
+    assert load(path(1)) == ({"number": 1}, {"data": DATA})
 
 
 def test_without_the_cache_there_is_no_entry() -> None:
@@ -66,7 +74,7 @@ def test_without_the_cache_there_is_no_entry() -> None:
 def test_the_least_recently_used_entry_is_deleted_first(folder: Path) -> None:
     for number in range(6):
         age(store(number), 1000 - number)
-    assert cache.load(path(0)) is not None  # now the oldest entry is the most recently used one
+    assert load(path(0)) is not None  # now the oldest entry is the most recently used one
     with config.override(cache_limit=5 * ENTRY):
         store(6)
     assert numbers(folder) == [0, 4, 5, 6]
@@ -99,10 +107,10 @@ def test_a_use_is_noted_at_most_once_a_minute() -> None:
     entry = store(0)
     age(entry, 30)
     before = entry.stat().st_mtime
-    cache.load(entry)
+    load(entry)
     assert entry.stat().st_mtime == before
     age(entry, 90)
-    cache.load(entry)
+    load(entry)
     assert time.time() - entry.stat().st_mtime < 30
 
 
@@ -118,9 +126,9 @@ def test_files_of_a_killed_process_are_deleted_after_an_hour(folder: Path) -> No
 def test_a_damaged_entry_is_replaced_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     entry = store(0)
     (entry / "data").write_bytes(DATA[:-1])
-    assert cache.load(entry) is None
+    assert load(entry) is None
     store(0)
-    assert cache.load(entry) is not None
+    assert load(entry) is not None
     assert [record.levelname for record in caplog.records] == ["WARNING"] and "is damaged" in caplog.text
 
 
@@ -130,7 +138,7 @@ def test_a_folder_that_cannot_be_written_gives_one_warning(tmp_path: Path, caplo
     with config.override(cache_dir=tmp_path / "file"):
         for number in range(3):
             store(number)
-            assert cache.load(path(number)) is None
+            assert load(path(number)) is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "cannot be written" in caplog.text
 
@@ -145,10 +153,10 @@ def test_a_read_only_folder_serves_its_entries(
 
     for name in ("utime", "rename", "mkdir"):  # file permissions do not restrict root, and tests may run as root
         monkeypatch.setattr(os, name, refuse)
-    assert cache.load(path(0)) == ({"number": 0}, {"data": DATA})
+    assert load(path(0)) == ({"number": 0}, {"data": DATA})
     for number in (1, 2):
         store(number)
-        assert cache.load(path(number)) is None
+        assert load(path(number)) is None
     assert caplog.text.count("cannot be written") == 1 and [e.name for e in folder.iterdir()] == [path(0).name]
 
 
@@ -166,8 +174,128 @@ def test_an_entry_that_another_process_stores_and_deletes_during_a_store_is_stor
 
     monkeypatch.setattr(os, "rename", late)
     store(1)
-    assert cache.load(path(1)) == ({"number": 1}, {"data": DATA})
+    assert load(path(1)) == ({"number": 1}, {"data": DATA})
     assert "cannot be written" not in caplog.text
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_folders_and_files_of_the_cache_are_for_the_user_alone(tmp_path: Path, folder: Path) -> None:
+    before = os.umask(0)
+    try:
+        entry = store(0)
+        with cache.building(path(1)):
+            (lock,) = folder.glob("~lock-*")
+            assert mode(lock) == 0o600
+    finally:
+        os.umask(before)
+    assert [mode(at) for at in (tmp_path / "cache", folder, entry)] == [0o700] * 3
+    assert {mode(file) for file in entry.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("what", ["cache", "kernels", "entry", "data", "meta.json"])
+@pytest.mark.parametrize("bits", [0o020, 0o002])
+def test_what_others_may_write_is_ignored_with_one_warning(
+    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture, what: str, bits: int
+) -> None:
+    entry, other = store(0), store(1)
+    at = {"cache": tmp_path / "cache", "kernels": folder, "entry": entry}.get(what, entry / what)
+    at.chmod(mode(at) | bits)
+    for _ in range(2):
+        assert load(entry) is None
+    assert (load(other) is None) == (what in ("cache", "kernels"))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "may be written by other users" in record.message
+    assert at.name in record.message and "chmod -R go-w" in record.message
+    store(0)  # replaces an entry of others, and stores nothing in a folder of others
+    assert (load(entry) is None) == (what in ("cache", "kernels"))
+    assert len(caplog.records) == 1 and not list(folder.glob("~*"))
+
+
+def test_nothing_is_stored_in_a_new_cache_that_others_may_write(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    store(0)
+    with cache.building(path(1)) as waited:
+        assert not waited
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("owner, permissions, trusted", [
+    (1000, 0o755, True), (1000, 0o700, True), (0, 0o755, True), (1001, 0o700, False), (1001, 0o555, False),
+    (1000, 0o775, False), (1000, 0o757, False), (0, 0o775, False),
+])  # fmt: skip
+def test_only_what_the_user_or_root_alone_could_write_is_trusted(owner: int, permissions: int, trusted: bool) -> None:
+    status = os.stat_result((stat.S_IFDIR | permissions, 1, 1, 1, owner, owner, 0, 0, 0, 0))
+    if trusted:
+        own_files.require_own(status, "x", 1000)
+        return
+    with pytest.raises(own_files.Untrusted, match="^x (belongs to user 1001|may be written by other users)"):
+        own_files.require_own(status, "x", 1000)
+
+
+@pytest.mark.parametrize("what", ["folder", "entry", "data"])
+def test_what_belongs_to_another_user_is_ignored(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The owner is changed in the answers of the system, as only root can give a file to another user."""
+    entry = store(0)
+    foreign = {"folder": folder, "entry": entry, "data": entry / "data"}[what].stat().st_ino
+    fstat = os.fstat
+
+    def of_another(file: int) -> os.stat_result:
+        found = fstat(file)
+        return os.stat_result((*found[:4], os.geteuid() + 7, *found[5:])) if found.st_ino == foreign else found
+
+    monkeypatch.setattr(os, "fstat", of_another)
+    assert load(entry) is None
+    assert f"belongs to user {os.geteuid() + 7}, not to user {os.geteuid()} or root" in caplog.text
+
+
+def test_links_inside_the_cache_are_not_followed_but_the_cache_may_be_one(tmp_path: Path, folder: Path) -> None:
+    entry = store(0)
+    (entry / "data").rename(tmp_path / "elsewhere")
+    (entry / "data").symlink_to(tmp_path / "elsewhere")
+    assert load(entry) is None
+    store(0)
+    assert load(entry) is not None and not (entry / "data").is_symlink()
+    entry.rename(tmp_path / "moved")
+    entry.symlink_to(tmp_path / "moved")
+    assert load(entry) is None
+    store(0)
+    (tmp_path / "cache").rename(tmp_path / "real")
+    (tmp_path / "cache").symlink_to(tmp_path / "real")
+    assert load(entry) == ({"number": 0}, {"data": DATA})
+
+
+@pytest.mark.parametrize("text", ["", "[" * 100_000, "{}", "null", '{"meta": {}, "sha256": 3}', "fifo", "folder"])
+def test_a_damaged_description_is_a_miss(folder: Path, text: str) -> None:
+    entry = store(0)
+    (entry / "meta.json").unlink()
+    if text == "fifo":
+        os.mkfifo(entry / "meta.json")
+    elif text == "folder":
+        (entry / "meta.json").mkdir()
+    else:
+        (entry / "meta.json").write_text(text)
+    assert load(entry) is None
+    store(0)
+    assert load(entry) is not None
+
+
+def test_a_file_that_is_a_fifo_is_a_miss(folder: Path) -> None:
+    entry = store(0)
+    (entry / "data").unlink()
+    os.mkfifo(entry / "data")
+    assert load(entry) is None
+
+
+def test_an_entry_that_its_reader_does_not_understand_is_a_miss(folder: Path) -> None:
+    entry = store(0)
+    for wrong in (lambda meta, files: files["other"], lambda meta, files: json.loads(files["data"])):
+        assert cache.load(entry, wrong) is None
 
 
 WORKER = """
@@ -180,7 +308,7 @@ for _ in range(300):
     number = draw.randrange(12)
     entry = cache.entry_path("k.cu", cache.key_of({"number": number}))
     data = bytes(range(256)) * 40
-    found = cache.load(entry)
+    found = cache.load(entry, lambda *found: found)
     if found is None:
         cache.store(entry, {"number": number}, {"data": data})
     else:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .work import Op
 
 _ENVIRONMENT_BYTES = 256  # the size of the memory for the barrier of a cooperative grid
+_SITE = np.dtype(structs.Site)  # numpy takes long to derive it, and would keep one for each launch
 
 
 class EngineLaunch:
@@ -87,7 +88,7 @@ class EngineLaunch:
         local_stride = round_up(kernel.local_bytes, 16)
         self._tickets: list[Any] = []
         self._groups = np.arange(slots // cluster_size - 1, -1, -1, dtype=np.uint32)
-        self._rows = np.zeros(len(kernel.sites) + 1, np.dtype(structs.Site))
+        self._rows = np.zeros(len(kernel.sites) + 1, _SITE)
         address = self._take(Kind.PARAM, max(len(params), 1))
         ctypes.memmove(address, params, len(params))
         environment = self._take(Kind.GLOBALS, _ENVIRONMENT_BYTES)

@@ -167,8 +167,7 @@ def _load(ptx: str, raw: bool) -> NativeModule:
 
 
 def _cached(entry: Path) -> tuple[dict[str, Any], bytes] | None:
-    found = cache.load(entry)
-    return None if found is None else (json.loads(found[1][_DESCRIPTION]), found[1][_OBJECT])
+    return cache.load(entry, lambda meta, files: (json.loads(files[_DESCRIPTION]), files[_OBJECT]))
 
 
 def _cached_by_one_process(entry: Path, ptx: str, raw: bool) -> tuple[dict[str, Any], bytes]:

@@ -65,8 +65,9 @@ def send(connection: socket.socket, tag: int, out: Outgoing) -> None:
         out.own.clear()
 
 
-def receive(connection: socket.socket, *, alone: bool = True) -> tuple[int, Incoming]:
-    """(tag, content) of the next message. Raises Ended. With `alone=False`, more messages may follow it."""
+def receive(connection: socket.socket, *, alone: bool = True, most: int | None = None) -> tuple[int, Incoming]:
+    """(tag, content) of the next message. Raises Ended, also for a message of more than `most` bytes, for which no
+    memory is taken. With `alone=False`, more messages may follow it."""
     descriptors: list[int] = []
     try:
         # The descriptors come with the first byte of a message, so only this read accepts them. It must not cross the
@@ -83,6 +84,8 @@ def receive(connection: socket.socket, *, alone: bool = True) -> tuple[int, Inco
             raise Ended
         nbytes, tag, count = _HEAD.unpack_from(piece)
         content = memoryview(piece)[_HEAD.size :]
+        if most is not None and nbytes > most:
+            raise Ended
         if len(content) < nbytes:
             content = _rest(connection, content, nbytes)
         if len(descriptors) != count or len(content) != nbytes:

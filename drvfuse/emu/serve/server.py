@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..machine.process import Process
 
 _HELLO_S = _END_S = 10.0
+_HELLO_BYTES = 1 << 16  # the most bytes of a greeting: until then, a connection is not known to be a client
 _AGAIN_S = 0.05
 _SWITCH_S = 0.0005
 """The switch interval of Python's threads, in seconds. It is short, so that a call need not wait long for Python code
@@ -123,7 +124,7 @@ class Server:
                 connection.close()  # processes of other users get no answer
                 return
             connection.settimeout(_HELLO_S)
-            tag, incoming = receive(connection)
+            tag, incoming = receive(connection, most=_HELLO_BYTES)
             hello = _hello(tag, incoming)
             connection.settimeout(None)
             refusal = refusal_of(hello)

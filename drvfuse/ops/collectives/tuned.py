@@ -42,11 +42,12 @@ def stored(file: Path) -> dict[str, Measured]:
     """Return the contents of the file; empty if there is none. Raises ArgumentError if it is not what `drvfuse tune`
     writes."""
     try:
-        text = file.read_text()
-        return {name: _measured(values) for name, values in json.loads(text).items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        if not file.exists():
+            return {}
+        if not file.is_file():
+            raise ValueError("it is no regular file")
+        return {name: _measured(values) for name, values in json.loads(file.read_text()).items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         expected = "as `drvfuse tune` writes it; delete it, or run `drvfuse tune` with another setting `tuning`"
         raise ArgumentError(f"the tuning file {str(file)!r}", f"unreadable ({error})", expected) from None
 
