@@ -20,6 +20,7 @@ from .cli.options import check_files
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; `argv` defaults to the process's arguments. Returns the exit status."""
+    _open_standard_files()
     parser = command_line()
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions: this call answers, and ends the process
         importlib.import_module("argcomplete").autocomplete(parser)
@@ -38,6 +39,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"{arguments.prog}: interrupted", file=sys.stderr)
         return 130
+
+
+def _open_standard_files() -> None:
+    """Open /dev/null for those of stdin, stdout and stderr that the caller has closed. Otherwise Python has no objects
+    for them, and the next file or socket that is opened would get the number of one of them."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - for the process
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from ..errors import (
 )
 from .connection import Connection
 from .frames import LARGEST_VALUE
+from .waits import MOST_SECONDS
 
 CLOSED = "it has closed the group"
 
@@ -117,7 +118,7 @@ class Board:
 
 def seconds_of(argument: str, value: Any) -> float:
     """`value` as a number of seconds above 0; else ArgumentError."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < MOST_SECONDS:
         got = repr(value) if isinstance(value, int | float) else kind_of(value)
         raise ArgumentError(argument, got, "a number of seconds, above 0 and below 1e9")
     return float(value)

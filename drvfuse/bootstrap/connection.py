@@ -3,13 +3,15 @@
 
 A daemon thread reads. It wakes the threads that wait for an answer, and enters ranks that have ended into the
 dictionaries `Board.ended`. Every wait is bounded: if the server does not answer within `_GRACE` seconds after the
-time-out, or does not read what is sent to it, the error says that rank 0 does not answer.
+time-out, or does not read what is sent to it, the error says that rank 0 does not answer. If this thread or that of the
+server fails, every wait ends at once with that failure.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import socket
 import struct
@@ -18,10 +20,12 @@ import time
 import weakref
 from typing import Any
 
-from ..errors import ClosedError, GroupMismatch, GroupTimeout, RankEnded
+from ..errors import ClosedError, GroupError, GroupMismatch, GroupTimeout, RankEnded
 from . import handshake
 from .frames import NOT_A_MESSAGE, Malformed, Unpacker, pack
+from .waits import piece
 
+_log = logging.getLogger("drvfuse.bootstrap")
 _GRACE = 5.0
 _TIMEVAL = struct.Struct("ll")
 _live: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -92,7 +96,7 @@ class Connection:
         self._news = threading.Condition()
         self._sending = threading.Lock()
         self._numbers = 0
-        self._lost = self._failure = ""
+        self._lost = self._failure = self._broken = ""
         self.pid = os.getpid()
         connected.settimeout(None)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(_GRACE), 0))
@@ -170,8 +174,8 @@ class Connection:
             while (answer := self._answers[number]) is None:
                 if self._lost:
                     raise self._server_ended(board, what)
-                remaining = until - time.monotonic()
-                if remaining <= 0:
+                remaining = piece(until)
+                if not remaining:
                     members = self._members.get(board, (self.rank,))
                     silent = "its process, which serves the board, does not answer"
                     missing = [members.index(0)] if 0 in members else []
@@ -180,10 +184,12 @@ class Connection:
                 self._news.wait(remaining)
             return answer
 
-    def _server_ended(self, board: int, what: str) -> RankEnded | ClosedError:
+    def _server_ended(self, board: int, what: str) -> GroupError | ClosedError:
         members = self._members.get(board)
         if members is None:
             return ClosedError("the board was closed")
+        if self._broken:
+            return GroupError(what, None, self._broken)
         for rank, how in self._ended[board].items():  # the rank that ended first
             return RankEnded(what, rank, how)
         return RankEnded(what, None, f"rank 0 of the first group, which serves the boards: {self._lost}")
@@ -201,8 +207,11 @@ class Connection:
             lost = handshake.loss(error)
         except (Malformed, *NOT_A_MESSAGE):
             lost = "its process sent bytes that are no message of a board"
+        except Exception as error:
+            _log.exception("the thread that reads from a board failed")
+            self._broken = f"the thread that reads from the board failed with {type(error).__name__}: {error}"
         with self._news:
-            self._lost = self._failure or lost
+            self._lost = self._broken or self._failure or lost
             # Rank 0 of the first board counts as ended on every board, since its process was the server.
             for board, members in self._members.items():
                 if 0 in members:
@@ -212,7 +221,9 @@ class Connection:
 
     def _take(self, message: dict[str, Any], data: bytes) -> None:
         with self._news:
-            if "ended" in message:
+            if "failed" in message:
+                self._broken = str(message["failed"])
+            elif "ended" in message:
                 board, rank, how = message["ended"]
                 self._ended.setdefault(board, {})[rank] = how
             elif message["answer"] in self._answers:  # otherwise the thread that waited for this answer was interrupted

@@ -25,6 +25,15 @@ from typing import Any
 NOT_CONNECTED = "it has not connected"
 
 
+def is_choice(value: bytes) -> bool:
+    """Whether the value of a request for a split is [colour, key] as JSON: an int of at least 0 or None, and an int."""
+    try:
+        colour, key = json.loads(value)
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return type(key) is int and (colour is None or (type(colour) is int and colour >= 0))
+
+
 @dataclass
 class Request:
     """The request of a rank that waits in a step. The rank chooses `number`, and the answer repeats it."""

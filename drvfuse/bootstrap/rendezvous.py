@@ -37,6 +37,7 @@ from .host import host_identity
 from .place import Place, find_place
 from .server import Server
 from .stores import Notices, NotThere, notice_board
+from .waits import piece
 
 JOINING = "join the group"
 _SHORTEST_SECRET = 16
@@ -198,7 +199,7 @@ def _all_join(
 
 def _greet(connected: socket.socket, place: Place, known: Address, until: float) -> Unpacker:
     try:
-        seconds = max(until - time.monotonic(), 0.001)
+        seconds = max(piece(until), 0.001)
         return greet(connected, known.group, place.rank, place.size, known.secret, seconds)
     except BaseException:
         connected.close()

@@ -4,8 +4,8 @@
 The thread ends when every rank's connection is closed, or by `stop`. Until then it listens on the Unix socket, so that
 a second process with the same rank gets an error; a TCP port is closed as soon as all ranks have connected. A
 connection that does not complete the handshake within a few seconds is dropped. Before the handshake is complete, a
-connection may send few bytes, and the number of such connections is limited. If a connection names a rank but has the
-wrong secret, the time-out error of that rank mentions it.
+connection may send few bytes, and of too many such connections the oldest is dropped. If a connection names a rank but
+has the wrong secret, the time-out error of that rank mentions it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 
 from . import handshake
 from .frames import LARGEST_VALUE, NOT_A_MESSAGE, Malformed, Unpacker, pack
-from .meetings import Meetings, Request
+from .meetings import Meetings, Request, is_choice
+from .waits import MOST_SECONDS, piece
 
 _log = logging.getLogger("drvfuse.bootstrap")
 _HANDSHAKE_SECONDS = 10.0
@@ -94,13 +95,16 @@ class Server:
                 deadlines = [client.until for client in self._clients if client.rank < 0]
                 if (due := self._meetings.next_deadline()) is not None:
                     deadlines.append(due)
-                wait = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+                wait = piece(min(deadlines)) if deadlines else None
                 for key, events in self._selector.select(wait):
                     self._ready(key.fileobj, key.data, events)
                 while self._adopted:
                     self._admit(self._adopted.pop(0), "this process")
                 self._expire()
                 served = served or bool(self._ranks)
+        except Exception as error:
+            _log.exception("the thread that serves a board failed")
+            self._fail(f"the thread that serves the board failed with {type(error).__name__}: {error}")
         finally:
             for client in list(self._clients):
                 self._flush(client)
@@ -108,6 +112,12 @@ class Server:
             for own in (*self._listeners, self._wake, self._woken, *self._adopted):
                 own.close()
             self._selector.close()
+
+    def _fail(self, failure: str) -> None:
+        """Send every rank the reason why the thread ends, with which all of their waits end."""
+        for client in list(self._ranks.values()):
+            with contextlib.suppress(Exception):
+                self._write(client, {"failed": failure})
 
     def _ready(self, ready: Any, client: _Client | None, events: int) -> None:
         if client is not None:
@@ -124,12 +134,21 @@ class Server:
                 return time.sleep(0.01)
             known = handshake.credentials(connected)
             where = f"process {known[0]}" if known else f"{address[0]}"
-            if handshake.same_user(connected) and len(self._clients) - len(self._ranks) < _MOST_STRANGERS:
+            if handshake.same_user(connected):
+                self._make_room()
                 self._admit(connected, where)
             else:
-                _log.debug("a connection from %s was refused: of another user, or one of too many", where)
+                _log.debug("a connection from %s was refused: it is of another user", where)
                 connected.close()
         return None
+
+    def _make_room(self) -> None:
+        """Drop the oldest of the connections without a completed handshake if there are too many: a rank needs
+        milliseconds for it, so that one is most likely no rank. (If new ones were refused, silent ones could keep the
+        ranks away.)"""
+        strangers = [client for client in self._clients if client.rank < 0]
+        if len(strangers) >= _MOST_STRANGERS:
+            self._drop(min(strangers, key=lambda client: client.until), "")
 
     def _admit(self, connected: socket.socket, where: str) -> None:
         client = _Client(connected, where)
@@ -210,6 +229,8 @@ class Server:
                 if len(data) > LARGEST_VALUE:
                     raise Malformed(kind)
                 seconds = float(message["seconds"])
+                if not 0 < seconds < MOST_SECONDS or (kind == "split" and not is_choice(data)):
+                    raise Malformed(kind)
                 deadline = time.monotonic() + seconds
                 request = Request(number, kind, str(message["what"]), data, seconds, deadline)
                 self._meetings.ask(client.rank, board, request)

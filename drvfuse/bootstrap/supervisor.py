@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Self
 
 from ..errors import DrvfuseError
+from .waits import piece
 
 _END_SECONDS = 5.0  # the time for processes to end after SIGTERM, and for their last output to arrive
 _LONGEST_LINE = 1 << 16
@@ -150,7 +151,7 @@ class Supervisor:
     def _step(self, until: float) -> None:
         """Wait for output, a signal or a deadline, and handle it."""
         until = min(until, self._deadline)
-        wait = None if until == math.inf else max(0.0, until - time.monotonic())
+        wait = None if until == math.inf else piece(until)
         for key, _ in self._selector.select(wait):
             key.data()
         for process in self._processes:

@@ -22,11 +22,13 @@ the same way.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ..bootstrap.descriptors import closing, share
+from ..bootstrap.waits import MOST_SECONDS
 from ..errors import DrvfuseError, Unsupported, ranks_text
 from ..runtime import shared_host
 from ..runtime.multicast_support import require_multicast
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from .agreement import Agreement
 
 _PAGE = 4096
+_LONGEST = math.nextafter(MOST_SECONDS, 0)
 _MOMENT = 1.0  # seconds for which `all_ended` waits for the other ranks
 
 
@@ -83,7 +86,7 @@ class OnBoard:
         return self.board.ended
 
     def step(self, what: str, longer: float = 0.0) -> contextlib.AbstractContextManager[None]:
-        return voted(self.board, what, self.board.timeout + longer)
+        return voted(self.board, what, min(self.board.timeout + longer, _LONGEST))
 
     def close(self) -> None:
         self.board.close()

@@ -16,6 +16,7 @@ from bootstrap_support import each
 from local_boards import LocalBoards
 
 from drvfuse.bootstrap.board import Board
+from drvfuse.bootstrap.connection import Connection
 from drvfuse.bootstrap.meetings import Meetings, Request
 from drvfuse.errors import ClosedError, GroupError, GroupMismatch, GroupTimeout, RankEnded
 
@@ -260,3 +261,64 @@ def test_a_forked_child_closes_its_board_even_if_another_thread_held_a_lock(boar
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
     assert each(boards, lambda board: board.gather("x", b"y")) == [[b"y"] * 4] * 4
+
+
+def test_time_outs_longer_than_a_system_call_takes_are_waited_for(boards):
+    """`epoll_wait` takes at most 2^31 milliseconds."""
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(boards[0].gather, "x", b"", 3e6)
+        longest = pool.submit(each, [boards[1], boards[2]], lambda board: board.gather("x", b"", 999_999_999.0))
+        until(lambda: len(boards._server._meetings._boards[0].requests) == 3)
+        assert not waiting.done()
+        boards[3].gather("x", b"")
+        assert waiting.result(5) == [b""] * 4 and longest.result(5) == [[b""] * 4] * 2
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1.0, 0, 1e300, 10**400, "soon", None, [1]])
+def test_a_rank_that_sends_no_number_of_seconds_is_dropped_and_the_others_learn_it(boards, seconds):
+    boards[2]._connection._send({"do": "gather", "board": 0, "number": 1, "what": "x", "seconds": seconds})
+    for error in each([boards[0], boards[1]], lambda board: board.gather("x", b"")):
+        assert type(error) is RankEnded and error.rank == 2
+        assert "it sent bytes that are no message of a board" in str(error)
+
+
+@pytest.mark.parametrize(
+    "choice", [b"", b"[]", b"[0]", b'["red", 0]', b"[-1, 0]", b"[true, 0]", b"[0, 1.5]", b"[" * 9999]
+)
+def test_a_rank_that_sends_no_choice_of_a_split_is_dropped_and_the_others_learn_it(boards, choice):
+    request = {"do": "split", "board": 0, "number": 1, "what": "split the group", "seconds": 5}
+    boards[2]._connection._send(request, choice)
+    for error in each([boards[0], boards[1]], lambda board: board.split(0)):
+        assert type(error) is RankEnded and error.rank == 2
+
+
+def test_a_failure_of_the_serving_thread_ends_all_waits_with_it(boards, monkeypatch):
+    def fail(self, now):
+        if len(self._boards[0].requests) == 3:
+            raise RuntimeError("planted")
+
+    monkeypatch.setattr(Meetings, "expire", fail)
+    begin = time.monotonic()
+    for error in each([boards[0], boards[1], boards[3]], lambda board: board.gather("x", b"")):
+        assert type(error) is GroupError
+        assert str(error) == "x failed: the thread that serves the board failed with RuntimeError: planted"
+    assert time.monotonic() - begin < 5
+    with pytest.raises(GroupError, match="planted"):
+        boards[2].gather("x", b"")
+
+
+def test_a_failure_of_a_reading_thread_ends_the_waits_of_its_rank_with_it(boards, monkeypatch):
+    take = Connection._take
+
+    def fail(self, message, data):
+        if self.rank == 1:
+            raise RuntimeError("planted")
+        take(self, message, data)
+
+    monkeypatch.setattr(Connection, "_take", fail)
+    errors = each(boards, lambda board: board.gather("x", b""))
+    assert type(errors[1]) is GroupError and "the thread that reads from the board failed" in str(errors[1])
+    assert "RuntimeError: planted" in str(errors[1])
+    for rank in (0, 2, 3):
+        with pytest.raises(RankEnded):
+            boards[rank].gather("y", b"", 5)

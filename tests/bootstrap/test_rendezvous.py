@@ -236,6 +236,24 @@ def test_unknown_connections_and_garbage_do_not_disturb_a_rendezvous(job):
     close(boards)
 
 
+def test_silent_connections_do_not_keep_a_rank_away(job):
+    """There are more of them than the server keeps, and they come before the rank."""
+    address = Address("silent", b"", f"drvfuse-silent-{os.getpid()}", (("127.0.0.1", free_port()),))
+    with ThreadPoolExecutor(1) as pool, contextlib.ExitStack() as silent:
+        first = pool.submit(join, job(0, 2), address, time.monotonic() + 10, 10)
+        while not first.done():
+            with contextlib.suppress(ConnectionRefusedError):
+                silent.enter_context(socket.create_connection(address.tcp[0], 1))
+                break
+            time.sleep(0.01)
+        for _ in range(80):
+            silent.enter_context(socket.create_connection(address.tcp[0], 1))
+        begin = time.monotonic()
+        second = join(job(1, 2), replace(address, unix="nowhere"), time.monotonic() + 8, 8)
+        assert time.monotonic() - begin < 5
+        close([first.result(), second])
+
+
 def test_a_process_of_another_user_is_refused_by_both_ends(job, monkeypatch):
     monkeypatch.setattr(handshake, "same_user", lambda connected: False)
     errors = at_once(lambda: connect(job(0, 2), timeout=0.6), lambda: connect(job(1, 2), timeout=0.3))

@@ -47,6 +47,42 @@ def start(tmp_path):
         process.communicate()
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_a_run_with_closed_standard_files_ends_as_usual(tmp_path, closed):
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import os; print('out', flush=True); os.write(2, b'err'); open('done' + os.environ['RANK'], 'x')"
+    )
+    command = f"{sys.executable} -m drvfuse run -n 2 --driver cuda {script} {closed}"
+    process = subprocess.run(
+        command, shell=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert process.returncode == 0 and "Traceback" not in process.stderr
+    assert (tmp_path / "done0").exists() and (tmp_path / "done1").exists()
+    assert (process.stdout != "") == (not closed.startswith(">"))
+
+
+def test_a_run_whose_reader_has_gone_ends_with_an_error_and_leaves_no_process(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text("while True: print('x' * 1000, flush=True)")
+    command = f"{sys.executable} -m drvfuse run -n 2 --driver cuda {script} | head -n 1; exit ${{PIPESTATUS[0]}}"
+    process = subprocess.run(
+        ["bash", "-c", command], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
+    )
+    assert process.returncode == 2 and process.stderr == "drvfuse run: [Errno 32] Broken pipe\n"
+
+
+def test_a_time_out_of_years_does_not_stop_a_run_whose_rank_fails(run):
+    code = """
+    if RANK == 0:
+        sys.exit(3)
+    print("ends by itself", flush=True)
+    """
+    status, out, err = run(2, code, options=("--driver", "cuda"), DRVFUSE_SPIN_TIMEOUT="1e8")
+    assert status == 3 and "[1] ends by itself" in out
+    assert not any("Traceback" in line for line in err)
+
+
 @pytest.fixture
 def run(start):
     """`run(...)` takes the arguments of `start` and waits. Returns the exit status and the lines of stdout and

@@ -117,6 +117,14 @@ def test_calls_that_differ_between_ranks_are_named_on_all_ranks(first: bool) -> 
         work(ranks)
 
 
+@pytest.mark.parametrize("spin_timeout", [1e8, 999_999_999.0])
+def test_a_reset_works_with_a_time_out_of_years(ranks: Ranks, spin_timeout: float) -> None:
+    """A reset waits for the other ranks for the board's time-out and the kernels' time-out together."""
+    with config.override(spin_timeout=spin_timeout):
+        ranks.each(lambda group: group.reset())
+        work(ranks)
+
+
 def test_nothing_is_launched_before_a_reset(ranks: Ranks) -> None:
     def missing(group: df.Group) -> None:
         if group[0].index:

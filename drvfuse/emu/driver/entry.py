@@ -101,7 +101,7 @@ def invoke(process: Process, e: Entry, args: tuple[Any, ...], kwargs: dict[str, 
     result = perform(process, e, values)
     if result[0] and process.refusal is not None:
         for listener in process.listeners():
-            listener.tell(process.refusal.brief().encode())
+            listener.tell(encoded(process.refusal.brief()))
     return result
 
 
@@ -217,6 +217,11 @@ def number(value: Any) -> int:
 def host_address(value: Any) -> tuple[int, Any]:
     """(address, the object that keeps its memory alive) of a host pointer."""
     return number(value), value
+
+
+def encoded(value: str) -> bytes:
+    """The bytes of a text. Where `text` has kept bytes that are no UTF-8, they come back."""
+    return value.encode(errors="surrogateescape")
 
 
 def text(value: bytes) -> str:

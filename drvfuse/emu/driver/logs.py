@@ -12,14 +12,14 @@ from ..machine.failure import Failure
 from ..machine.objects import Listener
 from ..machine.process import Process
 from ..wire.arguments import Address
-from .entry import check, entry, text
+from .entry import check, encoded, entry, text
 
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
 
 
 def _lines(proc: Process, iterator: int) -> list[bytes]:
     """The lines from an iterator on. An iterator is the number of a line."""
-    return [f"{report.brief()}\n".encode() for report in proc.machine.reports[iterator:]]
+    return [encoded(f"{report.brief()}\n") for report in proc.machine.reports[iterator:]]
 
 
 def _advanced(proc: Process, iterator: int) -> Any:

@@ -70,3 +70,19 @@ def test_a_callback_receives_failed_calls(cuda: Any) -> None:
     assert len(received) == 1
     assert code(cuda.cuLogsUnregisterCallback(handle)) == R.CUDA_ERROR_INVALID_VALUE
     assert code(cuda.cuLogsRegisterCallback(0, 7)) == R.CUDA_ERROR_INVALID_VALUE
+
+
+def test_names_that_are_not_utf_8_are_logged_as_they_were_given(either: Any, tmp_path: Path) -> None:
+    received: list[bytes] = []
+    signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+    function = signature(lambda data, level, line, size: received.append(line))
+    if not isinstance(either, LoopbackDriver):
+        ok(either.cuLogsRegisterCallback(ctypes.cast(function, ctypes.c_void_p).value, 0))
+    state, bad = ok(either.cuLinkCreate(0, [], [])), b".version 8.0\n.target sm_90\n.nonsense"
+    kind = T.CUjitInputType.CU_JIT_INPUT_PTX
+    assert code(either.cuLinkAddData(state, kind, bad, len(bad), b"a\xff\xfe.ptx", 0, [], [])) != R.CUDA_SUCCESS
+    buffer, path = bytearray(4000), tmp_path / "log"
+    _, size = ok(either.cuLogsDumpToMemory(None, buffer, 4000, 0))
+    ok(either.cuLogsDumpToFile(None, bytes(path), 0))
+    assert bytes(buffer[:size]) == path.read_bytes() and b"\xff\xfe" in path.read_bytes()
+    assert isinstance(either, LoopbackDriver) or b"".join(received) + b"\n" == path.read_bytes()

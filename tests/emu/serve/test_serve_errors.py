@@ -127,6 +127,18 @@ def test_connections_that_send_garbage_do_no_harm(served):
     assert not served.sessions
 
 
+def test_a_header_of_a_huge_greeting_takes_no_memory_and_ends_the_connection(served, monkeypatch):
+    asked = []
+    monkeypatch.setattr(channel, "_rest", lambda connection, begun, nbytes: asked.append(nbytes))
+    for nbytes in (1 << 17, 8 << 30, (1 << 64) - 1):
+        with socket.socket(socket.AF_UNIX) as made:
+            made.connect(addresses.parse(served.address, "address"))
+            made.sendall(channel._HEAD.pack(nbytes, channel.Tag.HELLO, 0))
+            made.settimeout(5)
+            assert made.recv(100) == b""
+    assert not asked and not served.sessions
+
+
 @pytest.mark.parametrize("name", ["", "a\nb", 5])
 def test_a_client_with_an_invalid_name_is_refused(served, name):
     with addresses.connect(served.address, "address") as made:
