@@ -10,6 +10,9 @@ import struct
 from .ir import TYPE_BYTES, Var
 from .text import NUMBER, Source, integer
 
+_MOST_ALIGNMENT = 1 << 16
+_MOST_BYTES = 1 << 62  # of a variable; what fits is for the memory to say
+_MOST_PARAMETER_BYTES = 1 << 16
 _POINTEE = re.compile(r"\.ptr\b\s*(?:\.(?:global|const|shared|local)\s*)?(?:\.align\s+\d+\s*)?")
 _VARIABLE = re.compile(
     r"(?P<mods>(?:\.(?:extern|visible|weak|common|global|const|shared|local|param)\s*)+)"
@@ -38,6 +41,11 @@ def variable(source: Source, text: str, start: int) -> Var:
     dims = re.findall(r"\[\s*(\w*)\s*\]", m["dims"])
     count = math.prod(int(d, 0) if d else 0 for d in dims)
     align = int(m["align"] or element)
+    if not 1 <= align <= _MOST_ALIGNMENT or align & (align - 1):
+        raise source.error(start, f"an alignment of {align}, which is no power of two up to {_MOST_ALIGNMENT}")
+    most = _MOST_PARAMETER_BYTES if not spaces or spaces[0] == "param" else _MOST_BYTES
+    if element * count > most:
+        raise source.error(start, f"a variable of {element * count} bytes, above the limit {most}")
     var = Var(m["name"], spaces[0] if spaces else "param", m["type"], element * count, align)
     var.extern = "extern" in mods
     var.managed = re.match(r"[^=]*\.attribute\s*\(\s*\.managed\b", text) is not None

@@ -94,8 +94,10 @@ class Operands:
         raise ins.error(f"unsupported operand {text!r}")
 
     def _offset(self, m: re.Match[str], ins: Instruction) -> int:
-        value = self._number(m[3], ins).value
-        return -value if m[2] == "-" else value
+        number = self._number(m[3], ins)
+        if number.kind != "int" or abs(number.value) >= 1 << 63:
+            raise ins.error(f"the offset {m[3]} is no integer of 64 bits")
+        return -int(number.value) if m[2] == "-" else int(number.value)
 
     def _address(self, text: str, ins: Instruction) -> Addr | Unread:
         m = _OFFSET.match(text)

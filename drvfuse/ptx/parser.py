@@ -7,6 +7,7 @@ does not interpret opcodes; the translator (`emu.translate`) refuses opcodes tha
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_right
 from typing import Any
@@ -24,6 +25,10 @@ _INSTRUCTION = re.compile(r"(?:@(!?)\s*([\w$%]+)\s+)?([a-zA-Z][\w.:]*)\s*(.*)", 
 _WORD = re.compile(r"[^\s;]")
 _DIRECTIVE = re.compile(r"\s*\.(\w+)([^.{;\n]*)")
 _SKIMMED = ("call", "griddepcontrol")
+_MOST_REGISTERS = 1 << 18  # of a function, far above what compilers declare; each takes memory and time
+_MOST_SCOPES = 1000  # of braces inside one another
+_MOST_THREADS = 1024
+_MOST_KERNEL_BYTES = 32764  # of the parameters of a kernel
 
 
 class _Scope:
@@ -123,8 +128,11 @@ class _Parser:
             if d[1] == "pragma":
                 pos = text.index(";", pos) + 1
                 continue
-            fn.directives[d[1]] = tuple(int(x, 0) for x in re.findall(r"\d+", d[2]))
+            fn.directives[d[1]] = tuple(int(x) for x in re.findall(r"\d+", d[2]))
+            if max(fn.directives[d[1]], default=0) >= 1 << 31:
+                raise self.error(pos, f"a number in .{d[1]} is above 2147483647")
             pos = d.end()
+        self.check_limits(fn, start)
         self.pos = m.end()
         self.locations.current = 0
         if m[1] == "{" and self.bodies:
@@ -134,6 +142,17 @@ class _Parser:
         known = self.module.functions.get(fn.name)
         if known is None or known.body is None:
             self.module.functions[fn.name] = fn
+
+    def check_limits(self, fn: Function, start: int) -> None:
+        """Raise PtxError if the parameters or the blocks of a kernel are larger than a kernel's can be."""
+        size = fn.offsets()[1]
+        if fn.kernel and size > _MOST_KERNEL_BYTES:
+            raise self.error(start, f"the parameters have {size} bytes, above the limit {_MOST_KERNEL_BYTES}")
+        for name in ("maxntid", "reqntid"):
+            given = fn.directives.get(name, (1,))
+            if not given or len(given) > 3 or not 1 <= math.prod(given) <= _MOST_THREADS:
+                text = ", ".join(map(str, given))
+                raise self.error(start, f".{name} {text} is no number of threads from 1 to {_MOST_THREADS}")
 
     # Function bodies ------------------------------------------------------------------------------------------------
     def body(self, fn: Function) -> None:
@@ -173,6 +192,8 @@ class _Parser:
                     body.append(unique)
             elif m["brace"] == "{":
                 self.scope_count += 1
+                if len(self.scopes) > _MOST_SCOPES:
+                    raise self.error(pos, f"more than {_MOST_SCOPES} scopes inside one another")
                 self.scopes.append(_Scope(f"@{self.scope_count}"))
             else:
                 closed = self.scopes.pop()
@@ -237,7 +258,10 @@ class _Parser:
                 many = re.fullmatch(r"([\w$%]+)<(\d+)>", name)
                 if many is None and not IDENTIFIER.match(name):
                     raise self.error(start, "unsupported register declaration")
-                names = [f"{many[1]}{i}" for i in range(int(many[2]))] if many else [name]
+                count = int(many[2]) if many else 1
+                if len(fn.registers) + count > _MOST_REGISTERS:
+                    raise self.error(start, f"the function has more than {_MOST_REGISTERS} registers")
+                names = [f"{many[1]}{i}" for i in range(count)] if many else [name]
                 for n in names:
                     reg = Reg(n + scope.tag, m[2], len(fn.registers))
                     fn.registers.append(reg)
@@ -295,7 +319,7 @@ def parse(ptx: str, *, bodies: bool = True) -> Module:
     parser = _Parser(Source(ptx), bodies)
     try:
         return parser.parse()
-    except (IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise parser.locations.add_to(parser.error(parser.pos, f"unreadable ({error})")) from error
     except PtxError as error:
         parser.locations.add_to(error)

@@ -8,6 +8,8 @@ RUNTIME_FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "rt_access": ("i32", ("ptr", "i64", "i32", "i32", "i32")),
     **{f"rt_{kind}{size}": ("i32", ("ptr", "i64", "i32")) for kind in ("read", "write") for size in (4, 8, 16)},
     # rt_read4 to rt_write16 are rt_access for a plain load or store of that size: thread, address, site
+    # thread, offset in a parameter, size, flags, bytes of the parameter, site
+    "rt_parameter": ("i32", ("ptr", "i64", "i32", "i32", "i32", "i32")),
     "rt_fence": ("void", ("ptr", "i32", "i32")),  # thread, flags, site
     "rt_loop": ("i32", ("ptr", "i32")),  # thread, site; called after every LOOP_SLICE iterations of loops
     # thread, target, source, size, bytes read, site

@@ -68,13 +68,13 @@ def _needs(ptx: bytes) -> tuple[int, int]:
     """A pair: the compute capability that a PTX text needs, as one number, and 1 if the text runs only on that
     capability or its family, else 0.
     """
-    match = re.fullmatch(r"sm_(\d+)([af]?)", _target(ptx))
+    match = re.fullmatch(r"sm_(\d{1,3})([af]?)", _target(ptx))
     return (int(match[1]), len(match[2])) if match else (0, 0)
 
 
 def suits(proc: Process, target: str) -> bool:
     """Whether PTX for a target (`sm_90a`) runs on the devices of the machine."""
-    match = re.fullmatch(r"sm_(\d+)(\d)([af]?)", target)
+    match = re.fullmatch(r"sm_(\d{1,2})(\d)([af]?)", target)
     if match is None:
         return False
     needs, capability = (int(match[1]), int(match[2])), proc.machine.capability

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
 import numpy as np
 
+from ...errors import DriverUnavailable
 from ...ptx.ir import NotEmulated, PtxError
 from ...ptx.text import head
 from ..abi import Kind
@@ -22,6 +24,8 @@ from ..wire.jit_options import ErrorLog
 from .entry import check, entry, present, text
 from .error import NEWEST_PTX
 from .image import errors_logged, file_content, ptx_of, refused, suits
+
+log = logging.getLogger("drvfuse.emu")
 
 # Loading ------------------------------------------------------------------------------------------------------------
 
@@ -46,7 +50,7 @@ def load(proc: Process, image: Any) -> EngineModule:
     if known is not None:
         return known
     version, architecture = head(ptx)
-    if re.fullmatch(r"sm_\d{2,}[af]?", architecture) is None or version == (0, 0):
+    if re.fullmatch(r"sm_\d{2,3}[af]?", architecture) is None or version == (0, 0):
         raise refused(R.CUDA_ERROR_INVALID_IMAGE, "the image is not PTX: it has no .version and .target")
     if version > NEWEST_PTX:
         newest = "{}.{}".format(*NEWEST_PTX)
@@ -65,6 +69,12 @@ def load(proc: Process, image: Any) -> EngineModule:
         if isinstance(error, NotEmulated):
             code, kind = R.CUDA_ERROR_NOT_SUPPORTED, "unsupported"
         raise Failure(code, Report(kind, str(error), file=file, line=line)) from None
+    except DriverUnavailable:
+        raise
+    except Exception as error:  # a fault of the translator, which must not end the program that made the call
+        log.exception("the translation of PTX failed")
+        words = f"the PTX cannot be translated: {type(error).__name__}: {error}"
+        raise refused(R.CUDA_ERROR_INVALID_PTX, words) from None
     if loaded.kernels and all(kernel.refused for kernel in loaded.kernels.values()):
         raise refused_kernel(loaded, next(iter(loaded.kernels)))
     for kernel in loaded.kernels.values():

@@ -47,7 +47,7 @@ def describe(launch: structs.Launch, identity: Identity, window: Window) -> Faul
         *identity.place(f.site),
         identity.device,
         *identity.index(f.block, f.thread),
-        int(f.addr) if f.size else None,
+        int(f.addr) if f.size and not record.of_parameter else None,
         identity.process,
         _missing_write(record) if record.kind is FaultKind.UNINITIALISED and not record.value else None,
     )
@@ -83,6 +83,8 @@ def _words(record: Record) -> str:
 
 
 _REASONS: dict[FaultKind, Callable[[Record], Any]] = {
+    FaultKind.OUT_OF_BOUNDS: lambda f: f.of_parameter,
+    FaultKind.MISALIGNED: lambda f: f.of_parameter,
     FaultKind.UNINITIALISED: lambda f: bool(f.value),
     FaultKind.FOREIGN_SHARED: lambda f: f.reaches_cluster,
     FaultKind.TRAP: lambda f: abi.Trap(f.flags),
@@ -97,9 +99,12 @@ _REASONS: dict[FaultKind, Callable[[Record], Any]] = {
 """For kinds with several reasons: a function that finds the reason in a record."""
 
 _SENTENCES: dict[FaultKind, str | dict[Any, str]] = {
-    FaultKind.OUT_OF_BOUNDS: "{f.access}: {f.where}",
+    FaultKind.OUT_OF_BOUNDS: {False: "{f.access}: {f.where}", True: "{f.parameter}"},
     FaultKind.USE_AFTER_FREE: "{f.access}: {f.where}",
-    FaultKind.MISALIGNED: "{f.access}, which is no multiple of {f.size}: {f.where}",
+    FaultKind.MISALIGNED: {
+        False: "{f.access}, which is no multiple of {f.size}: {f.where}",
+        True: "{f.parameter}: the offset is no multiple of {f.size}",
+    },
     FaultKind.NO_ACCESS: (
         "{f.access}: device {f.device} was not given access to this memory (peer access, cuMemSetAccess): {f.where}"
     ),

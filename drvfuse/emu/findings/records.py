@@ -66,7 +66,7 @@ class Record:
         nearly all accesses to shared and local memory name their state space.
         """
         kind = FaultKind(self.launch.fault.kind)
-        if not FaultKind.NONE < kind <= FaultKind.FOREIGN_LOCAL:
+        if not FaultKind.NONE < kind <= FaultKind.FOREIGN_LOCAL or self.of_parameter:
             return kind
         if self.space in _OUTSIDE:
             inside = any(lent.kind is self.space and lent.holding(self.addr) for lent in self._lent)
@@ -88,6 +88,19 @@ class Record:
             return Kind.SHARED
         # A copy names two state spaces: that of its destination first, that of its source last.
         return named[0 if self.flags & Access.WRITE else -1]
+
+    @property
+    def of_parameter(self) -> bool:
+        """Whether the access names a parameter. Then `addr` is the offset in it, and `value` its size plus one."""
+        return self.launch.fault.kind in (FaultKind.OUT_OF_BOUNDS, FaultKind.MISALIGNED) and self.value > 0
+
+    @property
+    def parameter(self) -> str:
+        """The access to a parameter as text."""
+        what = "write of" if self.flags & Access.WRITE else "read of"
+        offset = self.addr - (self.addr >> 63 << 64)
+        size, whole = counted(self.size, "byte"), counted(self.value - 1, "byte")
+        return f"{what} {size} at offset {offset} of a parameter of {whole}"
 
     @property
     def reaches_cluster(self) -> bool:

@@ -14,6 +14,14 @@ API u32 rt_loop(Thread* t, u32 site) {
     return 1;
 }
 
+// Records the fault of an access that the translator has found to be outside of a parameter of `bytes` bytes, or not
+// aligned. Returns 1. The offset stands in place of the address; `value` is the parameter's size plus one.
+API u32 rt_parameter(Thread* t, u64 offset, u32 size, u32 flags, u32 bytes, u32 site) {
+    u32 inside = offset < bytes && bytes - offset >= size;
+    fault(t->launch, t, inside ? F_MISALIGNED : F_OUT_OF_BOUNDS, site, offset, size, flags, (u64)bytes + 1);
+    return 1;
+}
+
 // Executes a fence. `flags` are FENCE_ flags with a Scope and an Order. A fence.proxy is not recorded as an event. In
 // the race detector, a fence.proxy orders accesses by different proxies, and nothing else.
 API void rt_fence(Thread* t, u32 flags, u32 site) {

@@ -7,7 +7,7 @@ import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
-from ...ptx.ir import SINK, Addr, Function, Instruction, Reg
+from ...ptx.ir import SINK, Addr, Function, Instruction, Reg, Var
 from .. import abi
 from . import raw
 from .flow import Block, Graph, Traits, uses_defs
@@ -57,6 +57,17 @@ class Emitter(Operands):
         else:
             bad = self.runtime("rt_access", "%t", address, str(size), str(flags), str(self.site(ins)))
         self.leave_if(bad)
+
+    def refuse_parameter(self, var: Var, offset: int, size: int, flags: int, ins: Instruction) -> None:
+        """Emit the fault of an access that is outside of a parameter, or not aligned."""
+        if self.mode == "raw":
+            raise RefusedError(f"offset {offset} is outside of the {var.size} bytes of {var.name}")
+        numbers = (offset, size, flags, var.size, self.site(ins))
+        self.leave_if(self.runtime("rt_parameter", "%t", *map(str, numbers)))
+
+    def is_of_kernel(self, var: Var) -> bool:
+        """Whether a `.param` variable is a parameter of the kernel that is emitted."""
+        return id(var) not in self.param_pointers
 
     @functools.cached_property
     def _read(self) -> int:

@@ -97,6 +97,8 @@ class Inliner:
         for var, operand in zip(formal, actual, strict=True):
             if not isinstance(operand, Sym) or operand.var is None or operand.var.space != "param":
                 raise call.error("an argument of an inlined function must be a .param variable")
+            if operand.var.size < var.size:
+                raise call.error(f"{var.name} has {var.size} bytes, and the call gives {operand.var.size}")
             variables[id(var)] = operand.var
             fn.persistent.add(id(operand.var))
         for var in callee.variables:

@@ -102,7 +102,7 @@ class Operands(Registers):
                 self.allocas.append(f"{pointer} = getelementptr i8, ptr %t, i64 {self.slots}")
                 self.slots += -(-var.size // 16) * 16
             else:
-                self.allocas.append(f"{pointer} = alloca [{max(var.size, 1)} x i8], align {max(var.align, 8)}")
+                self.allocas.append(f"{pointer} = alloca [{max(var.size, 8)} x i8], align {max(var.align, 16)}")
             self.param_pointers[id(var)] = pointer
         return pointer
 
@@ -144,11 +144,9 @@ class Operands(Registers):
             value = self.op(f"add i64 %local, {value}")
         return value
 
-    def parameter(self, operand: Any) -> str | None:
-        """A pointer to the `.param` variable on the stack that an operand names, or None for any other operand."""
+    def parameter(self, operand: Any) -> tuple[Var, int] | None:
+        """The `.param` variable that an operand names, and the offset in it. None for any other operand."""
         base = operand.base if isinstance(operand, Addr) else None
-        if isinstance(base, Sym) and base.var is not None and id(base.var) in self.param_pointers:
-            offset = base.offset + operand.offset
-            pointer = self.param_pointers[id(base.var)]
-            return pointer if offset == 0 else self.op(f"getelementptr i8, ptr {pointer}, i64 {offset}")
+        if isinstance(base, Sym) and base.var is not None and base.var.space == "param":
+            return base.var, base.offset + operand.offset
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ....ptx.ir import Addr, Instruction, Reg, Vec
+from ....ptx.ir import Addr, Instruction, Var, Vec
 from ... import abi
 from ..emitter import Emitter
 from ..opcode import Opcode, RefusedError
@@ -92,10 +92,17 @@ def place(g: Emitter, operand: Any, space: str, size: int, flags: int, ins: Inst
     """Emit the check of an access. Returns a function that emits the pointer to an element, given the element's byte
     offset.
     """
-    pointer = g.parameter(operand) if space == "param" else None
-    if pointer is not None:
-        return lambda offset: g.op(f"getelementptr i8, ptr {pointer}, i64 {offset}") if offset else pointer
+    named = g.parameter(operand) if space == "param" else None
+    if named is not None and not _inside(*named, size):
+        g.refuse_parameter(*named, size, flags, ins)
+        return lambda offset: "null"  # no thread comes here
     address = g.address(operand, space)
-    if space != "param" or isinstance(operand.base, Reg):
+    # Code writes arguments and results of functions, which are on the stack, but not the parameters of a kernel.
+    if named is None or (flags & abi.Access.WRITE and g.is_of_kernel(named[0])):
         g.check(address, size, flags, ins)
     return lambda offset: _pointer(g, address, offset)
+
+
+def _inside(var: Var, offset: int, size: int) -> bool:
+    """Whether an access of `size` bytes at an offset in a parameter is aligned and inside of the parameter."""
+    return 0 <= offset <= var.size - size and offset % size == 0

@@ -125,6 +125,14 @@ def _device_call(g: Emitter, callee: Any, returns: tuple[Any, ...], arguments: t
     name = g.unit.device_function(callee.name)
     if any(isinstance(r, Reg) for r in returns):
         raise RefusedError("a returned value must go to a .param variable")
+    fn = g.unit.module.functions[callee.name]
+    for what, formal, actual in (("results", fn.returns, returns), ("arguments", fn.params, arguments)):
+        if len(formal) != len(actual):
+            raise RefusedError(f"{callee.name} has {len(formal)} {what}, and the call has {len(actual)}")
+        for var, operand in zip(formal, actual, strict=True):
+            size = operand.var.size if isinstance(operand, Sym) and operand.var is not None else 8
+            if size < var.size:
+                raise RefusedError(f"{var.name} of {callee.name} has {var.size} bytes, and the call gives {size}")
     pointers = [f"ptr {argument_pointer(g, x)}" for x in (*returns, *arguments)]
     status = g.op(f"call i32 {name}({', '.join(['ptr %t', *pointers])})")
     back, out = g.label(), g.label()

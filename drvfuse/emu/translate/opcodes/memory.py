@@ -27,6 +27,8 @@ def _access(op: Opcode, *orders: str) -> tuple[str, int, bool]:
         flags |= abi.Access.NC
     drop_hints(op)
     space, bits = state_space(op)
+    if space == "param" and flags & abi.Access.STRONG:
+        raise RefusedError("an access to .param is neither volatile nor ordered")
     return space, flags | bits, bool(flags & abi.Access.STRONG)
 
 
