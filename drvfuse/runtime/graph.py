@@ -185,7 +185,7 @@ class Graph(Owned, Owner):
         """The second half of `launch`: queue the graph on `stream`, right after `admit`."""
         with stream.device.use():
             self.driver.cuGraphLaunch(self._executable, stream.handle)
-        outer = capturing(stream) if _captures else None
+        outer = capturing(stream)
         if outer is not None:
             outer._hold(self)
         event = stream.mark() if stream.foreign and stream.capture_id() is None else None
@@ -217,5 +217,5 @@ class Graph(Owned, Owner):
 
 def capturing(stream: Stream) -> Graph | None:
     """The Graph into which `stream` is being captured; None if no capture by drvfuse holds it."""
-    identity = stream.capture_id()
+    identity = stream.capture_id() if _captures else None
     return None if identity is None else _captures.get((id(stream.device.driver), identity))

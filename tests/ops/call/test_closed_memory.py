@@ -173,6 +173,7 @@ def test_closed_streams_are_refused_by_calls_launches_and_graphs(group, hosts, w
         lambda: launch(streams[0]),
         lambda: graph.launch(streams[0]),
         lambda: graph.upload(streams[0]),
+        lambda: streams[0].fill(target.ptr, 0, 4),
     ):
         with pytest.raises(ClosedError, match="Stream was closed"):
             use()
