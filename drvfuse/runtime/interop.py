@@ -273,7 +273,7 @@ def _checked(
         if found.ptr % found.dtype.itemsize:
             raise ArgumentError(argument, f"at {found.ptr:#x}", f"aligned to {found.dtype.itemsize} bytes")
         _check_range(found, where, argument)
-    # Another library may show memory of a symmetric buffer. The buffer then owns the array, so that its close() is seen.
+    # Another library may show memory of a symmetric buffer. The buffer then owns the array, so its close() is seen.
     buffer = buffer_at(where.driver, found.ptr)
     return view(found.ptr, found.shape, found.dtype, where, stream=producer, owner=owner if buffer is None else buffer)
 
