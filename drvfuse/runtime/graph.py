@@ -146,6 +146,15 @@ class Graph(Owned, Owner):
     def _arrays(self) -> Iterator[Array]:
         return (kept for kept in self._kept.values() if isinstance(kept, Array))
 
+    def _hold(self, inner: Graph) -> None:
+        """Let launches of this graph, into which a launch of `inner` was captured, check, note and keep what launches
+        of `inner` do. The driver has copied `inner`, which may be closed now."""
+        self.keep(*inner._kept.values())
+        for check in inner._checks:
+            self.before_launch(check)
+        for note in inner._notes:
+            self.after_launch(note)
+
     def before_launch(self, check: Callable[[Stream], None]) -> None:
         """Call `check(stream)` before every launch on `stream`. `check` may make `stream` wait for other work, or
         refuse the launch by raising. A function that is passed twice is called once.
@@ -176,6 +185,9 @@ class Graph(Owned, Owner):
         """The second half of `launch`: queue the graph on `stream`, right after `admit`."""
         with stream.device.use():
             self.driver.cuGraphLaunch(self._executable, stream.handle)
+        outer = capturing(stream)
+        if outer is not None:
+            outer._hold(self)
         event = stream.mark() if stream.foreign and stream.capture_id() is None else None
         mark_used(self._arrays(), stream, event)
         for note in self._notes:
@@ -205,5 +217,5 @@ class Graph(Owned, Owner):
 
 def capturing(stream: Stream) -> Graph | None:
     """The Graph into which `stream` is being captured; None if no capture by drvfuse holds it."""
-    identity = stream.capture_id()
+    identity = stream.capture_id() if _captures else None
     return None if identity is None else _captures.get((id(stream.device.driver), identity))

@@ -20,6 +20,7 @@ from .dlpack import Description
 from .driver import Driver
 from .reach import is_virtual, owner_index
 from .stream import Stream
+from .vmm import buffer_at
 
 
 class SupportsDLPack(Protocol):
@@ -272,7 +273,9 @@ def _checked(
         if found.ptr % found.dtype.itemsize:
             raise ArgumentError(argument, f"at {found.ptr:#x}", f"aligned to {found.dtype.itemsize} bytes")
         _check_range(found, where, argument)
-    return view(found.ptr, found.shape, found.dtype, where, stream=producer, owner=owner)
+    # Another library may show memory of a symmetric buffer. The buffer then owns the array, so its close() is seen.
+    buffer = buffer_at(where.driver, found.ptr)
+    return view(found.ptr, found.shape, found.dtype, where, stream=producer, owner=owner if buffer is None else buffer)
 
 
 def _check_range(found: Description, where: Device, argument: str) -> None:

@@ -16,6 +16,7 @@ from .packing import Argument, Arguments, Struct
 from .stream import Stream, StreamLike
 
 if TYPE_CHECKING:
+    from .array import Array
     from .kernel import Kernel
 
 
@@ -79,6 +80,9 @@ class Launch:
         self._arguments, self._config = arguments, configuration.build()
         self._facts = configuration.facts(arguments)
         self._handle_set = 0
+        self._closable: list[Array] = []
+        if arguments.arrays:
+            self._find_closable()
 
     def __repr__(self) -> str:
         return f"<Launch {self.kernel.info.name} grid {self.grid} block {self.block} on device {self.device.index}>"
@@ -88,6 +92,10 @@ class Launch:
         old value.
         """
         self._arguments.set(index, value)
+        self._find_closable()
+
+    def _find_closable(self) -> None:
+        self._closable = [array for array in self._arguments.arrays.values() if array.closable]
 
     def resize(self, grid: int) -> None:
         """Use another one-dimensional grid from now on, not larger than the one that `prepare` has checked."""
@@ -112,21 +120,19 @@ class Launch:
             self._config.hStream = stream.handle
             self._handle_set = stream.handle
         arguments = self._arguments
-        arrays = arguments.arrays
-        for array in arrays.values():
+        for array in self._closable:
             array.require_open()
         for event in self._events:
             event._check_open()
         note = self._facts, self._handle_set, bytes(arguments.packed)  # a copy: arguments may change in place
         with self.device.use():
             self.device.driver.launch(note, self._config, self._function, arguments.address, 0)
-        if arrays:
+        if arguments.arrays:
             outside = stream.foreign and stream.capture_id() is None
-            mark_used(arrays.values(), stream, stream.mark() if outside else None)
-            closable = [array for array in arrays.values() if array.closable]
-            graph = capturing(stream) if closable else None
-            if graph is not None:
-                graph.keep(*closable)
+            mark_used(arguments.arrays.values(), stream, stream.mark() if outside else None)
+        graph = capturing(stream) if self._closable else None
+        if graph is not None:
+            graph.keep(*self._closable)
 
 
 def config_of(types: Any, grid: Sequence[int], block: Sequence[int], smem: int, attributes: list[Any]) -> Any:

@@ -184,6 +184,7 @@ class Stream(Owned):
 
     def fill(self, ptr: int, value: int, nbytes: int) -> None:
         """Set `nbytes` bytes at `ptr` to `value`, in the order of the stream; does not wait."""
+        self._check_open()
         if nbytes:
             with self.device.use():
                 self.device.driver.cuMemsetD8Async(ptr, value, nbytes, self.handle)

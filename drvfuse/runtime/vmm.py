@@ -9,6 +9,7 @@ when no handle and no mapping of it is left in any process.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -287,6 +288,8 @@ class SymmetricBuffer(Owned):
         self._ptrs = tuple(part.ptr for part in parts)
         self._multicast_ptr: int | None = None
         self._owns(self.devices[0].driver, _close_all, (*parts, *users))
+        with self.devices[0].driver.lock:
+            self.devices[0].driver.part(_Buffers).known.add(self)
 
     @property
     def ptrs(self) -> tuple[int, ...]:
@@ -327,6 +330,23 @@ class SymmetricBuffer(Owned):
         on = {rank: f" on device {device.index}" for rank, device in zip(self._own, self.devices, strict=True)}
         places = ", ".join(f"{ptr:#x}{on.get(rank, ' of another process')}" for rank, ptr in enumerate(self._ptrs))
         return f"<SymmetricBuffer of {self.nbytes} bytes: {'closed' if self.closed else places}>"
+
+
+class _Buffers:
+    """The symmetric buffers of a driver, guarded by `driver.lock`."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.known: weakref.WeakSet[SymmetricBuffer] = weakref.WeakSet()
+
+
+def buffer_at(driver: Driver, ptr: int) -> SymmetricBuffer | None:
+    """The open symmetric buffer of this process that holds the byte at `ptr`, or None. Makes no driver call."""
+    with driver.lock:
+        known = list(driver.part(_Buffers).known)
+    for buffer in known:
+        if not buffer.closed and any(0 <= ptr - start < buffer.nbytes for start in buffer._ptrs):
+            return buffer
+    return None
 
 
 def _close_all(driver: Driver, owned: Sequence[Owned]) -> None:

@@ -10,7 +10,7 @@ from ...comm.ordering import same
 from ...errors import CaptureError, DriverError
 from ...runtime import held
 from ...runtime.array import Array, mark_used
-from ...runtime.graph import Graph, capturing
+from ...runtime.graph import Graph
 from ...runtime.stream import LEGACY, UNKNOWN_HANDLE, Event, Stream
 from .operands import Operand
 
@@ -119,8 +119,7 @@ class ReplayOrder:
     returns it.
 
     Each launch of the graph comes after earlier work on these streams, and before later work on them. A stream that its
-    library has destroyed is left out. If a launch of the graph is captured into another graph, launches of that other
-    graph are ordered with the same streams.
+    library has destroyed is left out.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -134,9 +133,6 @@ class ReplayOrder:
 
     def _before(self, stream: Stream) -> None:
         capture = stream.capture_id()
-        outer = None if capture is None else capturing(stream)
-        if outer is not None:
-            outer.part(ReplayOrder).add(self._streams)
         for library in self._streams:
             try:
                 Route(stream, (), (), [library]).follow_producers(capture)

@@ -7,12 +7,16 @@ import gc
 import subprocess
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 import drvfuse as df
+from drvfuse.emu.machine import engine, machine
+from drvfuse.emu.space import index
+from drvfuse.runtime import calls
 
 pytestmark = pytest.mark.emulated
 
@@ -62,3 +66,26 @@ def test_a_machine_has_its_driver_however_it_is_imported(line: str) -> None:
     code = f"{line}\nprint(int(Machine(3).driver.cuInit(0)[0]))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert output == "0\n"
+
+
+def test_closed_groups_leave_nothing_but_bounded_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine keeps its last launches, freed allocations and names of operations. With small bounds, these records
+    are full at once, and further groups with a call in each leave no object behind."""
+    monkeypatch.setattr(machine, "LAUNCHES_KEPT", 4)
+    monkeypatch.setattr(index, "_REMEMBERED", 8)
+    monkeypatch.setattr(engine, "_IDENTITIES", 8)
+    ones = np.ones(64, np.float32)
+    with df.emu.Machine(2) as small:
+
+        def left_by(groups: int) -> Counter[type]:
+            for _ in range(groups):
+                with df.Group.local(2, driver=small, max_blocks=4, workspace_bytes=1 << 20) as group:
+                    df.allreduce(group, [rank.array(ones) for rank in group])
+                    group.synchronize()
+            calls.ring.clear()
+            gc.collect()
+            kinds = map(type, gc.get_objects())
+            return Counter(kind for kind in kinds if str(kind.__module__).startswith("drvfuse."))
+
+        first = left_by(12)
+        assert left_by(8) - first == Counter()

@@ -4,6 +4,8 @@ and the device works on."""
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 
@@ -171,6 +173,7 @@ def test_closed_streams_are_refused_by_calls_launches_and_graphs(group, hosts, w
         lambda: launch(streams[0]),
         lambda: graph.launch(streams[0]),
         lambda: graph.upload(streams[0]),
+        lambda: streams[0].fill(target.ptr, 0, 4),
     ):
         with pytest.raises(ClosedError, match="Stream was closed"):
             use()
@@ -199,5 +202,97 @@ def test_graphs_of_a_closed_group_are_refused(group, hosts, works):
         other.synchronize()
     for launch in (graphs.launch, lambda: graphs.graphs[0].launch(group[0].stream)):
         with pytest.raises(ClosedError, match="closed"):
+            launch()
+    works()
+
+
+@pytest.fixture
+def nested(group):
+    """A graph, a graph that holds a launch of it, and the array and the buffer that both use."""
+    buffer, device, stream = group.symmetric(256), group[0].device, df.Stream(group[0].device)
+    array = buffer.arrays(32, "int32")[0]
+    launch = df.compile(COPY, driver=device.driver)["put"].prepare(1, 32, array, 5, device=device)
+    with df.Graph.capture(device.stream) as inner:
+        launch(device.stream)
+    with df.Graph.capture(stream) as outer:
+        inner.launch(stream)
+    return inner, outer, buffer
+
+
+@pytest.mark.gpus(2)
+@pytest.mark.parametrize("inner_closed", [False, True])
+def test_a_graph_that_holds_a_graph_of_closed_memory_is_refused(group, works, nested, inner_closed):
+    inner, outer, buffer = nested
+    if inner_closed:
+        inner.close()
+    outer.launch(group[0].stream)
+    group.synchronize()
+    buffer.close()
+    with pytest.raises(ClosedError, match="SymmetricBuffer was closed"):
+        outer.launch(group[0].stream)
+    works()
+
+
+@pytest.mark.gpus(1)
+def test_a_graph_keeps_what_a_graph_inside_it_keeps(driver):
+    device = df.device(0, driver=driver)
+    array, stream = device.zeros(4, "int32"), df.Stream(device)
+    with df.Graph.capture(device.stream) as inner:
+        device.stream.fill(array.ptr, 1, 4)
+        inner.keep(array)
+    with df.Graph.capture(stream) as outer:
+        inner.launch(stream)
+    inner.close()
+    alive = weakref.ref(array)
+    del array
+    assert alive() is not None
+    outer.close()
+    assert alive() is None
+
+
+@pytest.mark.gpus(2)
+def test_graphs_that_hold_graphs_of_a_closed_group_are_refused(group, hosts, works):
+    with df.Group.local(2, driver=group.driver, max_blocks=4, workspace_bytes=1 << 20) as other:
+        xs = [rank.array(host) for rank, host in zip(other, hosts, strict=True)]
+        with other.capture() as graphs:
+            df.allreduce(other, xs, xs)
+        other.synchronize()
+        streams = [df.Stream(rank.device) for rank in other]
+        with other.capture(streams) as outer:
+            graphs.launch(streams)
+        graphs.close()
+    with pytest.raises(ClosedError, match="the group is closed"):
+        outer.launch()
+    works()
+
+
+class OfDLPack:
+    """An array of another library over the memory of `array`."""
+
+    def __init__(self, array):
+        self.__dlpack__, self.__dlpack_device__ = array.__dlpack__, array.__dlpack_device__
+
+
+class OfInterface:
+    def __init__(self, array):
+        self.__cuda_array_interface__ = array.__cuda_array_interface__
+
+
+@pytest.mark.gpus(2)
+@pytest.mark.parametrize("library", [OfDLPack, OfInterface])
+def test_a_buffer_that_another_library_shows_is_refused_after_close(group, hosts, works, library):
+    buffer, arrays = placed(group, hosts)
+    outputs = [rank.zeros(64, "float32") for rank in group]
+    call = df.allreduce.prepare(group, [library(array) for array in arrays], outputs)
+    call.launch()
+    group.synchronize()
+    with group.capture() as graphs:
+        call.launch()
+    graphs.launch()
+    group.synchronize()
+    assert outputs[1].numpy().tobytes() == (hosts[0] + hosts[1]).tobytes()
+    buffer.close()
+    for launch in (call.launch, lambda: call.launch(rank=0), graphs.launch):
+        with pytest.raises(ClosedError, match="SymmetricBuffer was closed"):
             launch()
     works()
