@@ -61,7 +61,8 @@ def skip_head(ptx: str) -> tuple[tuple[int, int], str, int]:
             target = found[2]
         elif found[1] == "version":
             major, _, minor = found[2].partition(".")
-            version = (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else version
+            if len(found[2]) < 10 and major.isdecimal() and minor.isdecimal():
+                version = int(major), int(minor)
     return version, target, end
 
 

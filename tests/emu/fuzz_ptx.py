@@ -115,7 +115,7 @@ WORDS = (
     *("%r1", "%rd1", "%p1", "%tid.x", "_", "WARP_SZ", "tile", "stack", "twice", "ret", "exit", "bar.sync 1", "trap"),
     *(".maxntid 0", ".maxntid 999999999,99999,99999", ".reqntid 64", ".target sm_20", ".align 1099511627776", "\0"),
     *("ld.param.u32 %r1, [2]", "alloca.u64 %rd1, 4096", "barrier.cluster.arrive", "mbarrier.init.shared.b64 [tile], 1"),
-    *(".callprototype _ ()", ".section .debug {", ".pragma \"x\"", ".file 1 \"a\"", ".loc 1 2 3", "é", "\x7f", ";;", "@"),
+    *(".callprototype _ ()", ".section .debug {", '.pragma "x"', '.file 1 "a"', ".loc 1 2 3", "é", "\x7f", ";;", "@"),
 )
 
 

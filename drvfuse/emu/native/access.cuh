@@ -191,9 +191,9 @@ FN u32 access(Thread* t, u64 addr, u32 size, u32 flags, u32 site) {
     u32 word;
     if (refused(t, addr, size, flags, site, &word)) return 1;
     u32 type = word >> 24 & 0x3F, write = flags & (A_WRITE | A_ATOMIC), read = !write || (flags & A_ATOMIC);
-    if (type > K_SHARED) return 0;
     Engine* e = l->engine;
     if (!--e->fuel && refuel(t, addr, size, flags, site)) return 1;
+    if (type > K_SHARED) return 0;
     Site* c = &l->sites[site];
     u32 owner = l->owner_class[word >> 16 & 0xFF];
     c->size = size;
