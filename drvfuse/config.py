@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from .errors import ArgumentError
+from .errors import ArgumentError, require_text, shown
 
 
 def _boolean(value: Any) -> bool:
@@ -57,10 +57,7 @@ def _bytes(value: Any) -> int:
 
 
 def _text(value: Any) -> str:
-    text = os.fspath(value)
-    if not isinstance(text, str):
-        raise ValueError(value)
-    return text
+    return require_text("value", os.fspath(value), "text")
 
 
 def _race(value: Any) -> Any:
@@ -192,12 +189,12 @@ def get(name: str) -> Any:
     Raises ArgumentError for an unknown name, and if the environment variable cannot be read as the setting's type.
     """
     scoped = _scoped.get()
-    return scoped[name] if name in scoped else environment(name)
+    return scoped[name] if scoped and name in scoped else environment(name)
 
 
 def environment(name: str) -> Any:
     """The value of a setting without `override`: that of the environment, else the default."""
-    setting = SETTINGS.get(name)
+    setting = SETTINGS.get(name) if isinstance(name, str) else None
     if setting is None:
         raise _unknown(name)
     variable = _VARIABLES[name]
@@ -208,14 +205,15 @@ def environment(name: str) -> Any:
 
 
 def _unknown(name: object) -> ArgumentError:
-    return ArgumentError("setting", repr(name), "one of " + ", ".join(SETTINGS))
+    return ArgumentError("setting", shown(name), "one of " + ", ".join(SETTINGS))
 
 
 def _parse(argument: str, setting: Setting, value: Any) -> Any:
     try:
         return setting.parse(value)
-    except (ValueError, TypeError, OverflowError):
-        raise ArgumentError(argument, repr(value), setting.expected) from None
+    except Exception as error:  # of a `__repr__` or `__index__` too
+        usual = isinstance(error, (ValueError, TypeError, OverflowError))
+        raise ArgumentError(argument, shown(value), setting.expected) from (None if usual else error)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .errors import ArgumentError
+from .errors import ArgumentError, foreign, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,7 +102,7 @@ def get(dtype: DTypeLike, argument: str = "dtype") -> DType:
     """The DType for a name, a numpy or ml_dtypes dtype, or a DType; ArgumentError naming `argument` if unknown."""
     found = _find(dtype)
     if found is None:
-        raise ArgumentError(argument, repr(dtype), "one of " + ", ".join(_TABLE))
+        raise ArgumentError(argument, shown(dtype), "one of " + ", ".join(_TABLE))
     return found
 
 
@@ -116,7 +116,7 @@ def _find(dtype: Any) -> DType | None:
 
         try:
             element = np.dtype(dtype)
-        except (TypeError, ValueError, SyntaxError):  # numpy parses some strings as Python expressions
+        except Exception:  # numpy parses some strings as Python expressions, and asks objects for their `dtype`
             return None
         found = _TABLE.get(element.name) if element.isnative else None
     return found
@@ -130,10 +130,10 @@ def name_of(dtype: object) -> str:
 def fp8(value: object, argument: str = "dtype") -> DType:
     """The FP8 DType that `value` names, also by COAT's "E4M3" or "E5M2". Raises ArgumentError, naming `argument`, for
     any other value."""
-    name = name_of(value).lower()
+    name = foreign(argument, " or ".join(FP8), lambda: name_of(value)).lower()
     name = {"e4m3": FP8[0], "e5m2": FP8[1]}.get(name, name)
     if name not in FP8:
-        raise ArgumentError(argument, repr(value), '"E4M3", "E5M2" or one of ' + ", ".join(FP8))
+        raise ArgumentError(argument, shown(value), '"E4M3", "E5M2" or one of ' + ", ".join(FP8))
     return get(name)
 
 

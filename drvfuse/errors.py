@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import numbers
 import operator
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _FLOAT32 = struct.Struct("f")
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+_SHOWN = 200  # characters of a value in a message
 
 
 class DrvfuseError(Exception):
@@ -92,6 +95,15 @@ class ArgumentError(DrvfuseError, ValueError):
         super().__init__(f"{argument} is {got}; it must be {expected}")
 
 
+def shown(value: object) -> str:
+    """`repr(value)` for `ArgumentError.got`, shortened, or the kind of a value whose `__repr__` fails."""
+    try:
+        text = repr(value)
+    except Exception:
+        return kind_of(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
 def kind_of(value: object) -> str:
     """The kind of a value with an article, for `ArgumentError.got`: "an int", "a list", "None"."""
     if value is None:
@@ -114,12 +126,45 @@ def require_kind(argument: str, value: object, kind: type, expected: str) -> Non
 
 
 def require_integer(argument: str, value: Any, expected: str, least: int | None = None, most: int | None = None) -> int:
-    """`value` as an int within bounds. Raises ArgumentError for other values, and for a bool."""
-    with contextlib.suppress(TypeError):
-        number = operator.index(value)
-        if not isinstance(value, bool) and (least is None or least <= number) and (most is None or number <= most):
-            return number
-    raise ArgumentError(argument, repr(value), expected)
+    """`value` as an int within bounds, by default those of 64 bits. Raises ArgumentError for other values, also for a
+    bool, and for a number that is not an integer, such as 2.0."""
+    if type(value) is int:
+        number = value
+    else:
+        try:
+            number = operator.index(value)
+        except Exception as error:
+            raise ArgumentError(argument, shown(value), expected) from (None if type(error) is TypeError else error)
+        if isinstance(value, bool):
+            raise ArgumentError(argument, shown(value), expected)
+    if not (_LEAST if least is None else least) <= number <= (_MOST if most is None else most):
+        raise ArgumentError(argument, shown(value), expected)
+    return number
+
+
+def require_text(argument: str, value: Any, expected: str) -> str:
+    """`value`, which must be a str that C and UTF-8 can represent: without "\\0" and lone surrogates."""
+    if not isinstance(value, str) or "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ArgumentError(argument, shown(value), expected)
+    return value
+
+
+def require_flag(argument: str, value: Any) -> bool:
+    """`value`, which must be True or False."""
+    if value is True or value is False:
+        return bool(value)
+    raise ArgumentError(argument, shown(value), "True or False")
+
+
+def foreign(argument: str, expected: str, call: Callable[[], T]) -> T:
+    """`call()`, which uses an object of the caller. An exception of that object becomes an ArgumentError, from which it
+    can be read."""
+    try:
+        return call()
+    except DrvfuseError:
+        raise
+    except Exception as error:
+        raise ArgumentError(argument, f"an object that raised {type(error).__name__}", expected) from error
 
 
 def any_of(names: Sequence[str]) -> str:
@@ -133,7 +178,10 @@ def require_real(
     """`value` rounded to float32. Raises ArgumentError for a value that is not a number, is NaN or is below `least`.
     With `positive` the value must also be above 0, and with `finite` it must be finite."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        number = float(value)
+        try:
+            number = float(value)
+        except Exception as error:
+            raise ArgumentError(argument, shown(value), "a number") from error
         try:
             rounded = float(_FLOAT32.unpack(_FLOAT32.pack(number))[0])
         except OverflowError:
@@ -143,7 +191,7 @@ def require_real(
             return rounded
     expected = "a number" + (f", at least {least:g}" if least > -math.inf else "") + (" above 0" if positive else "")
     expected += ", finite in float32" if finite else ""
-    raise ArgumentError(argument, repr(value), expected)
+    raise ArgumentError(argument, shown(value), expected)
 
 
 class LaunchError(DrvfuseError):

@@ -16,7 +16,7 @@ import socket
 import time
 from dataclasses import asdict, dataclass, field
 
-from ..errors import ArgumentError, GroupMismatch
+from ..errors import ArgumentError, GroupMismatch, shown
 from . import handshake
 from .frames import NOT_A_MESSAGE
 from .host import host_identity, is_local, own_addresses
@@ -98,7 +98,7 @@ def listen_at(host: str, port: int, until: float) -> socket.socket:
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise ArgumentError("environment variable MASTER_ADDR", repr(host), f"a host ({error.strerror})") from None
+        raise ArgumentError("environment variable MASTER_ADDR", shown(host), f"a host ({error.strerror})") from None
     if not is_local(host):
         where = ("", port)
     while True:

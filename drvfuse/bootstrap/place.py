@@ -21,7 +21,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..errors import ArgumentError, require_integer
+from ..errors import ArgumentError, require_integer, shown
 from . import handshake
 
 
@@ -137,7 +137,7 @@ def _number(variables: Mapping[str, str], name: str, expected: str, least: int) 
     if text is None:
         raise ArgumentError(f"environment variable {name}", "not set", expected)
     if not re.fullmatch(r"\d{1,9}", text) or int(text) < least:
-        raise ArgumentError(f"environment variable {name}", repr(text), expected)
+        raise ArgumentError(f"environment variable {name}", shown(text), expected)
     return int(text)
 
 

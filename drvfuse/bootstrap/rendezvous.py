@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from .. import config
-from ..errors import ArgumentError, GroupError, GroupTimeout, counted
+from ..errors import ArgumentError, GroupError, GroupTimeout, counted, shown
 from . import address, handshake
 from .address import Address, Target
 from .board import Board, seconds_of
@@ -62,7 +62,7 @@ def meet(
     if notices is not None and notices.place is not None:
         for name, given, known in zip(("rank", "size"), (rank, size), notices.place, strict=True):
             if given is not None and given != known:
-                raise ArgumentError(name, repr(given), f"{known} or None, as `store` has {name} {known}")
+                raise ArgumentError(name, shown(given), f"{known} or None, as `store` has {name} {known}")
         rank, size = notices.place
     place = find_place(rank, size)
     return place, connect(place, timeout, notices)

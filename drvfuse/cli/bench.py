@@ -24,7 +24,7 @@ from ..bench import (
     trace_cost,
 )
 from ..bench.timing import copy_bandwidth
-from ..errors import ArgumentError, Unsupported
+from ..errors import ArgumentError, Unsupported, shown
 from ..runtime.device import Device, device
 from ..tables import table
 from ..trace.plot import check_image
@@ -37,7 +37,7 @@ from .terminal import progress
 def _fp8_shape(text: str) -> tuple[int, int]:
     rows, columns = matrix_shape(text)
     if columns % fp8_rmsnorm.QB:
-        raise ArgumentError("--shape", repr(text), f"rows x columns, columns a multiple of {fp8_rmsnorm.QB}")
+        raise ArgumentError("--shape", shown(text), f"rows x columns, columns a multiple of {fp8_rmsnorm.QB}")
     return rows, columns
 
 

@@ -28,7 +28,7 @@ from ..bench.forms import FORMS
 from ..bench.ops import ALGORITHMS
 from ..bench.settings import EMULATED, Settings
 from ..comm.group import Group
-from ..errors import ArgumentError, Unsupported, counted
+from ..errors import ArgumentError, Unsupported, counted, shown
 from ..ops.call.options import one_of
 from ..plans.collectives import MAX_BLOCKS, MAX_COLUMNS
 from ..runtime.device import device
@@ -43,7 +43,7 @@ def time_collectives(arguments: argparse.Namespace) -> Started:
     shapes = [matrix_shape(text, "--shapes") for text in arguments.shapes or ()] or stored_peers.shapes()
     for rows, columns in shapes:
         if op != "allreduce" and columns > MAX_COLUMNS:
-            raise ArgumentError("--shapes", repr(f"{rows}x{columns}"), f"of at most {MAX_COLUMNS} columns")
+            raise ArgumentError("--shapes", shown(f"{rows}x{columns}"), f"of at most {MAX_COLUMNS} columns")
     multimem = getattr(arguments, "multimem", False)
     known = (*collectives_report.ALGORITHMS, *(collectives_report.MULTIMEM if multimem else ()))
     algos = [one_of("--algos", algo, known) for algo in arguments.algos or known]
@@ -118,7 +118,7 @@ def time_forms(arguments: argparse.Namespace) -> Started:
             if not FORMS[name].fits(columns):
                 raise ArgumentError(
                     "--shape",
-                    repr(f"{rows}x{columns}"),
+                    shown(f"{rows}x{columns}"),
                     f"rows x columns, columns a multiple of the group or head size of the form {name}",
                 )
     group = _group(arguments)

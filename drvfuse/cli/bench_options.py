@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from ..errors import ArgumentError, DriverUnavailable, Unsupported
+from ..errors import ArgumentError, DriverUnavailable, Unsupported, shown
 from ..ops.call.options import one_of
 from ..plans.collectives import MAX_COLUMNS
 from ..runtime.multicast_support import VETOES, refuse_vetoed
@@ -46,7 +46,7 @@ def row_shapes(arguments: argparse.Namespace, default: Sequence[tuple[int, int]]
     shapes = shapes_of(arguments, lambda text: matrix_shape(text, "--shape"), default)
     for rows, columns in shapes:
         if columns > MAX_COLUMNS:
-            raise ArgumentError("--shape", repr(f"{rows}x{columns}"), f"of at most {MAX_COLUMNS} columns")
+            raise ArgumentError("--shape", shown(f"{rows}x{columns}"), f"of at most {MAX_COLUMNS} columns")
     return shapes
 
 

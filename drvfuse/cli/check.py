@@ -18,7 +18,7 @@ from ..check.explorer import MUTANT_SEEDS, Outcome, run, tasks
 from ..check.mutant import Verdict
 from ..check.mutants import MUTANTS
 from ..check.run import HANGS
-from ..errors import ArgumentError, counted
+from ..errors import ArgumentError, counted, shown
 from ..tables import table
 from .terminal import counting
 
@@ -37,7 +37,7 @@ def _selected(patterns: list[str] | None) -> list[str]:
             meant = f"{', '.join(near)}, or another" if near else "a"
             every = "" if near else ": " + ", ".join(names)
             raise ArgumentError(
-                "--only", repr(pattern), f"{meant} name of a case or planted fault, or a pattern{every}"
+                "--only", shown(pattern), f"{meant} name of a case or planted fault, or a pattern{every}"
             )
     return [name for name in names if not patterns or any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
 

@@ -9,7 +9,7 @@ import signal
 import threading
 
 from .. import config, emu
-from ..errors import ArgumentError
+from ..errors import ArgumentError, shown
 from .options import program_of
 
 
@@ -24,7 +24,7 @@ def _run(arguments: argparse.Namespace) -> int:
     behind = arguments.program[0] if arguments.race and arguments.program else ""
     if behind in ("strict", "hardware") and not os.path.exists(behind):
         must = f"a Python script that exists; to choose the detector's profile, write --race={behind}"
-        raise ArgumentError("the program", repr(behind), must)
+        raise ArgumentError("the program", shown(behind), must)
     program = program_of(arguments)
     for name in ("devices", "arch", "seed", "race", "delay_stores"):
         value = getattr(arguments, name)

@@ -7,7 +7,7 @@ import argparse
 import os
 from pathlib import Path
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, shown
 
 _FILES = ("out", "plot", "png", "record", "report")
 
@@ -30,7 +30,7 @@ def program_of(arguments: argparse.Namespace) -> list[str]:
     if not program:
         raise ArgumentError("the program", "missing", "a Python script, or -m and a module, and its arguments")
     if not os.path.exists(program[0]):
-        raise ArgumentError("the program", repr(program[0]), "a Python script that exists, or -m and a module")
+        raise ArgumentError("the program", shown(program[0]), "a Python script that exists, or -m and a module")
     if os.path.isdir(program[0]) and not os.path.exists(os.path.join(program[0], "__main__.py")):
         must = "a Python script, or a folder that has a file __main__.py"
         raise ArgumentError("the program", f"{program[0]!r}, a folder", must)
@@ -42,6 +42,6 @@ def _check_file(option: str, path: str) -> None:
     if file.is_dir():
         raise ArgumentError(option, f"{path!r}, a folder", "the path of a file")
     if not file.parent.is_dir():
-        raise ArgumentError(option, repr(path), f"in a folder that exists; there is no folder {str(file.parent)!r}")
+        raise ArgumentError(option, shown(path), f"in a folder that exists; there is no folder {str(file.parent)!r}")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise ArgumentError(option, repr(path), "the path of a file that can be written")
+        raise ArgumentError(option, shown(path), "the path of a file that can be written")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, shown
 
 
 def matrix_shape(text: str, option: str = "--shape") -> tuple[int, int]:
@@ -19,12 +19,12 @@ def gemv_shape(text: str) -> tuple[int, int, int]:
     n, k, *rest = _numbers("--shape", text, "N x K or N x K x normed columns, such as 2112x7168x1536", 2, 3)
     n_normed = rest[0] if rest else 3 * n // 4
     if n_normed > n:
-        raise ArgumentError("--shape", repr(text), f"of at most N = {n} normed columns")
+        raise ArgumentError("--shape", shown(text), f"of at most N = {n} normed columns")
     return n, k, n_normed
 
 
 def _numbers(option: str, text: str, expected: str, *counts: int) -> list[int]:
     parts = text.lower().split("x")
     if len(parts) not in counts or not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
-        raise ArgumentError(option, repr(text), expected)
+        raise ArgumentError(option, shown(text), expected)
     return [int(part) for part in parts]

@@ -12,7 +12,7 @@ import numpy as np
 from .. import dtypes
 from ..bench.ops import ALGORITHMS, calls_of
 from ..comm.group import Group
-from ..errors import ArgumentError, counted
+from ..errors import ArgumentError, counted, shown
 from ..ops.call.options import one_of
 from ..ops.gemv.gemv_partial_norm import gemv_partial_norm
 from ..ops.norm.rmsnorm_fp8 import rmsnorm_fp8
@@ -68,7 +68,7 @@ def _rows_shape(arguments: argparse.Namespace, normed: bool) -> tuple[int, int]:
     shape = arguments.shape or _ROWS_SHAPE
     rows, columns = matrix_shape(shape)
     if normed and columns > MAX_COLUMNS:
-        raise ArgumentError("--shape", repr(shape), f"of at most {MAX_COLUMNS} columns for {arguments.op}")
+        raise ArgumentError("--shape", shown(shape), f"of at most {MAX_COLUMNS} columns for {arguments.op}")
     return rows, columns
 
 
@@ -91,7 +91,7 @@ def _on_one_device(arguments: argparse.Namespace) -> None:
     if arguments.devices not in (None, 1):
         raise ArgumentError("--devices", arguments.devices, f"1: {arguments.op} runs on one device")
     if arguments.algo != "auto":
-        raise ArgumentError("--algo", repr(arguments.algo), f"'auto': {arguments.op} has one algorithm")
+        raise ArgumentError("--algo", shown(arguments.algo), f"'auto': {arguments.op} has one algorithm")
 
 
 def _norm(arguments: argparse.Namespace) -> _Setup:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError, counted, require_integer
+from ..errors import ArgumentError, counted, require_integer, shown
 from ..runtime.device import Device
 from ..runtime.device import device as open_device
 from ..runtime.driver import get_driver
@@ -40,7 +40,7 @@ def colors(ranks: int, color: Any, key: Any) -> tuple[list[int | None], list[int
             got = (
                 f"a list of {counted(len(entries), 'entry', 'entries')}"
                 if isinstance(value, (list, tuple))
-                else repr(value)
+                else shown(value)
             )
             raise ArgumentError(name, got, f"a list of {counted(ranks, 'entry', 'entries')}, one for each local rank")
         found.append(entries)
@@ -68,7 +68,7 @@ def own_device(device: int | Device | None, local_rank: int | None, driver: Driv
     """
     if isinstance(device, Device):
         if driver is not None and get_driver(driver) is not device.driver:
-            raise ArgumentError("device", repr(device), f"a device of {get_driver(driver)!r}")
+            raise ArgumentError("device", shown(device), f"a device of {get_driver(driver)!r}")
         return device
     chosen = get_driver(driver)
     present = int(chosen.cuDeviceGetCount())
@@ -94,7 +94,7 @@ def _driver_of(devices: Any, driver: DriverLike) -> Driver:
     objects = [d for d in devices if isinstance(d, Device)] if isinstance(devices, Sequence) else []
     chosen = objects[0].driver if objects and driver is None else get_driver(driver)
     if any(found.driver is not chosen for found in objects):
-        raise ArgumentError("devices", repr(list(devices)), f"devices of one driver, {chosen!r}")
+        raise ArgumentError("devices", shown(list(devices)), f"devices of one driver, {chosen!r}")
     return chosen
 
 
@@ -102,9 +102,10 @@ def _device_ids(devices: Any) -> tuple[int, ...]:
     if isinstance(devices, Sequence) and not isinstance(devices, (str, bytes)):
         ids = tuple(d.index if isinstance(d, Device) else integer("devices", d, 0) for d in devices)
     else:
-        ids = tuple(range(integer("devices", devices, 0, f"an integer from 1 to {MAX_RANKS}, or a list of device ids")))
+        expected = f"an integer from 1 to {MAX_RANKS}, or a list of device ids"
+        ids = tuple(range(require_integer("devices", devices, expected, 1, MAX_RANKS)))
     if not 1 <= len(ids) <= MAX_RANKS:
-        raise ArgumentError("devices", repr(devices), f"from 1 to {MAX_RANKS} devices")
+        raise ArgumentError("devices", shown(devices), f"from 1 to {MAX_RANKS} devices")
     if len(set(ids)) != len(ids):
         raise ArgumentError("devices", list(ids), "distinct device ids, one per rank")
     return ids

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, overload
 
 from .. import config
 from ..bootstrap.rendezvous import meet
-from ..errors import CaptureError, ClosedError, DriverError, DrvfuseError
+from ..errors import CaptureError, ClosedError, DriverError, DrvfuseError, require_integer
 from ..nodes.exchange import Exchange
 from ..nodes.joint import Joint, NodesWanted
 from ..nodes.layout import Nodes, find_nodes, find_order
@@ -276,7 +276,7 @@ class Group(Owned, Owner):
         return iter(self.ranks)
 
     def __getitem__(self, index: int) -> Rank:
-        return self.ranks[index]
+        return self.ranks[require_integer("index", index, "the index of a local rank")]
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"devices={[rank.device.index for rank in self.ranks]}"

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import ArgumentError, counted
+from ..errors import ArgumentError, counted, shown
 from ..runtime.graph import Graph
 from ..runtime.lifetime import launch_group
 
@@ -64,6 +64,6 @@ class RankGraphs:
 
 def _one_per_rank(group: Group, streams: Sequence[StreamLike]) -> list[Stream]:
     if not isinstance(streams, (list, tuple)) or len(streams) != len(group):
-        got = f"a list of {counted(len(streams), 'stream')}" if isinstance(streams, (list, tuple)) else repr(streams)
+        got = f"a list of {counted(len(streams), 'stream')}" if isinstance(streams, (list, tuple)) else shown(streams)
         raise ArgumentError("streams", got, f"a list of {counted(len(group), 'stream')}, one per local rank")
     return [rank.wrap(stream, f"streams[{i}]") for i, (rank, stream) in enumerate(zip(group, streams, strict=True))]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..errors import ArgumentError, CompileError, Unsupported
+from ..errors import ArgumentError, CompileError, Unsupported, require_text, shown
 from ..ptx.facts import KernelInfo as KernelInfo
 from ..ptx.facts import Param as Param
 from ..ptx.facts import kernels
@@ -79,15 +79,15 @@ def compile_source(
     """
     nvrtc = library()
     _check(nvrtc, arch, names, options)
+    macros, headers = _texts("defines", defines, (str, int)), _texts("headers", headers, (str,))
     folders = _folders(include)
     file = Path(name).absolute() if Path(name).is_file() else None
-    headers = dict(headers or {})
     target = arch if cubin else arch.replace("sm_", "compute_")
     flags = [f"--gpu-architecture={target}", *(["-lineinfo"] if line_info else [])]
     if not any(option.startswith(("-std", "--std")) for option in options):
         flags.append("--std=c++17")
     flags += [f"-I{folder}" for folder in folders]
-    flags += [f"-D{key}={value}" for key, value in (defines or {}).items()]
+    flags += [f"-D{key}={value}" for key, value in macros.items()]
     flags += options
     key = cache.key_of(
         {
@@ -132,25 +132,41 @@ def _found_or_built(entry: Path, name: str, arch: str, build: Callable[[], Image
 
 
 def _check(nvrtc: Library, arch: str, names: Sequence[str], options: Sequence[str]) -> None:
-    match = _ARCH.match(arch)
+    match = _ARCH.match(arch) if isinstance(arch, str) and len(arch) < 10 else None
     if match is None:
-        raise ArgumentError("arch", repr(arch), 'an architecture such as "sm_90a"')
+        raise ArgumentError("arch", shown(arch), 'an architecture such as "sm_90a"')
     if int(match[1]) not in nvrtc.archs:
         known = " ".join(f"sm_{number}" for number in nvrtc.archs)
         raise Unsupported(f"NVRTC {nvrtc.version[0]}.{nvrtc.version[1]} does not compile for {arch}; it knows {known}")
     for argument, values in (("names", names), ("options", options)):
-        if isinstance(values, str):
-            raise ArgumentError(argument, repr(values), "a sequence of strings")
+        if isinstance(values, str) or not isinstance(values, Sequence):
+            raise ArgumentError(argument, shown(values), "a sequence of strings")
+        for value in values:
+            require_text(argument, value, "a sequence of strings without NUL")
     for option in options:
         if option.startswith(_TAKEN):
-            raise ArgumentError("options", repr(option), "given as `include` or `arch`")
+            raise ArgumentError("options", shown(option), "given as `include` or `arch`")
+
+
+def _texts(argument: str, values: Any, allowed: tuple[type, ...]) -> dict[str, Any]:
+    """The mapping `values` from names to texts or other values of the `allowed` types. None is an empty one."""
+    expected = f"a mapping from names to values of type {' or '.join(kind.__name__ for kind in allowed)}, or None"
+    if not isinstance(values, Mapping | None):
+        raise ArgumentError(argument, shown(values), expected)
+    for key, value in (values or {}).items():
+        require_text(argument, key, expected)
+        if not isinstance(value, allowed) or (isinstance(value, str) and "\0" in value):
+            raise ArgumentError(f"{argument}[{key!r}]", shown(value), expected)
+    return dict(values or {})
 
 
 def _folders(include: Sequence[str | Path]) -> list[Path]:
-    found = [] if isinstance(include, (str, bytes, os.PathLike)) else list(include)
-    if include and not (found and all(isinstance(folder, (str, os.PathLike)) for folder in found)):
-        raise ArgumentError("include", repr(include), "a sequence of folders")
-    return [Path(folder).absolute() for folder in found]
+    expected = "a sequence of folders"
+    if isinstance(include, (str, bytes, os.PathLike)) or not isinstance(include, Sequence):
+        raise ArgumentError("include", shown(include), expected)
+    for folder in include:
+        require_text("include", os.fspath(folder) if isinstance(folder, os.PathLike) else folder, expected)
+    return [Path(folder).absolute() for folder in include]
 
 
 def _load(entry: Path, name: str, arch: str) -> Image | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-from ..errors import ArgumentError, Unsupported
+from ..errors import ArgumentError, Unsupported, foreign, shown
 from .exchange import Exchange
 from .in_process import InProcess
 
@@ -51,25 +51,29 @@ def find_engine(exchange: Any, whole: bool, emulated: bool) -> Exchange:
                 f"a group over several nodes needs an engine that exchanges between them: install {remedies}"
             )
         exchange = usable[0]
+    check_engine(exchange)
     if isinstance(exchange, str):
-        if exchange not in _ENGINES:
-            names = [f'"{name}"' for name in _ENGINES]
-            raise ArgumentError("exchange", f'"{exchange}"', f"None, an Exchange, or one of {', '.join(names)}")
         if exchange == "nccl" and emulated:
             raise Unsupported('exchange="nccl" needs real GPUs; on emulated ones use "mpi" or "in_process"')
         if not _installed(exchange):
             make, package, remedy = _ENGINES[exchange]
             raise Unsupported(f'exchange="{exchange}" needs the package {package}: install {remedy}')
         return _ENGINES[exchange][0]()
-    missing = [name for name in _MEMBERS if not hasattr(exchange, name)]
-    if missing:
-        raise ArgumentError(
-            "exchange",
-            f"{exchange!r} without {', '.join(missing)}",
-            "an object with the methods of drvfuse.nodes.exchange.Exchange",
-        )
     found: Exchange = exchange
     return found
+
+
+def check_engine(exchange: Any) -> None:
+    """Raise ArgumentError for a value of `exchange` that no group accepts, however many nodes it has."""
+    if isinstance(exchange, str) and exchange not in _ENGINES:
+        names = [f'"{name}"' for name in _ENGINES]
+        raise ArgumentError("exchange", shown(exchange), f"None, an Exchange, or one of {', '.join(names)}")
+    if exchange is None or isinstance(exchange, str):
+        return
+    expected = "an object with the methods of drvfuse.nodes.exchange.Exchange"
+    missing = foreign("exchange", expected, lambda: [name for name in _MEMBERS if not hasattr(exchange, name)])
+    if missing:
+        raise ArgumentError("exchange", f"{shown(exchange)} without {', '.join(missing)}", expected)
 
 
 def _installed(name: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import GroupMismatch, Unsupported, require_integer
-from .engines import find_engine
+from .engines import check_engine, find_engine
 from .exchange import Exchange, Gather, Member
 from .layout import Nodes, find_order
 from .link import NodeLink
@@ -28,6 +28,7 @@ class NodesWanted:
         if self.nodes != "auto":
             require_integer("nodes", self.nodes, '"auto" or a number of nodes', 1)
         find_order(self.node_order, 1)
+        check_engine(self.exchange)
 
     @property
     def engine(self) -> str:

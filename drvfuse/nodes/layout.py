@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from ..errors import ArgumentError, counted, require_integer
+from ..errors import ArgumentError, counted, require_integer, shown
 from ..plans.limits import MAX_RANKS
 
 ORDERS = ("fixed", "engine")
@@ -95,5 +95,5 @@ def find_order(node_order: str | None, nodes: int) -> str:
     if node_order is None:
         return "fixed" if nodes <= FIXED_UP_TO else "engine"
     if node_order not in ORDERS:
-        raise ArgumentError("node_order", repr(node_order), '"fixed", "engine" or None')
+        raise ArgumentError("node_order", shown(node_order), '"fixed", "engine" or None')
     return node_order

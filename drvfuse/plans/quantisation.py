@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from .. import dtypes
 from ..dtypes import FP4, DType, DTypeLike
-from ..errors import ArgumentError, any_of, require_integer, require_real
+from ..errors import ArgumentError, any_of, foreign, require_integer, require_kind, require_real, shown
 from .definitions import Defines, defines
 from .limits import ceil_div
 
@@ -93,7 +94,7 @@ class Quantisation:
         real = isinstance(self.upper_bound, float) and isinstance(self.scale, float)
         if form not in _FORMS or not (whole or tiled) or not (real and self.upper_bound >= 0 < self.scale < math.inf):
             made = "made by Quantisation.per_row, static, per_group, mxfp8, nvfp4 or none"
-            raise ArgumentError("quantisation", repr(self), made)
+            raise ArgumentError("quantisation", shown(self), made)
 
     @classmethod
     def per_row(
@@ -128,7 +129,7 @@ class Quantisation:
         wanted = any_of(list(map(str, GROUPS)))
         group = require_integer("columns", columns, wanted)
         if group not in GROUPS:
-            raise ArgumentError("columns", repr(columns), wanted)
+            raise ArgumentError("columns", shown(columns), wanted)
         kind = _dtype("scales", scales, GROUP_SCALES)
         arranged = _layout(layout, kind)
         return cls("group", _fp8(dtype), group, kind, arranged, _bound(upper_bound))
@@ -166,6 +167,8 @@ class Quantisation:
         The number of columns must be a multiple of the field `group`, as rows are not padded. So it is even for FP4
         codes, two of which share a byte.
         """
+        require_integer("columns", columns, "a number of columns", 0)
+        require_kind("in_dtype", in_dtype, DType, "a drvfuse dtype")
         if in_dtype.name not in ("bfloat16", "float16", "float32"):
             raise ArgumentError("quantisation", f"of {in_dtype}", "of bfloat16, float16 or float32 values")
         if self.group and columns % self.group:
@@ -174,17 +177,19 @@ class Quantisation:
 
     def groups(self, columns: int) -> int:
         """The number of scales of a row of `columns` columns, 0 if no scales are written."""
+        require_integer("columns", columns, "a number of columns", 0)
         return columns // self.group if self.group else int(self.kind == "row")
 
     def scales_shape(self, rows_shape: Sequence[int], columns: int) -> tuple[int, ...] | None:
         """The shape of the scales of rows [*rows_shape, columns], padding included; None where none are written."""
+        shape, groups = _shape("rows_shape", rows_shape), self.groups(columns)
         if self.scales is None:
             return None
         if self.kind == "row":
-            return tuple(rows_shape)
-        groups, rows = self.groups(columns), math.prod(rows_shape)
+            return shape
+        rows = math.prod(shape)
         if self.layout == "row":
-            return (*rows_shape, groups)
+            return (*shape, groups)
         if self.layout == "column":
             return groups, ceil_div(rows, _COLUMN_ROWS) * _COLUMN_ROWS
         return (ceil_div(rows, _TILE_ROWS) * _TILE_ROWS * ceil_div(groups, _TILE_GROUPS) * _TILE_GROUPS,)
@@ -196,16 +201,21 @@ class Quantisation:
 
     def output_dtype(self, in_dtype: DType) -> DType:
         """The dtype of the codes, or of the inputs for the kind "none"."""
+        require_kind("in_dtype", in_dtype, DType, "a drvfuse dtype")
         return in_dtype if self.dtype is None else self.dtype
 
     def output_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of the output for inputs of `shape`. An element of FP4 output holds the codes of two columns."""
         lanes = 1 if self.dtype is None else self.dtype.lanes
-        return (*shape[:-1], shape[-1] // lanes)
+        lengths = _shape("shape", shape)
+        if not lengths:
+            raise ArgumentError("shape", "()", "a shape of at least one dimension")
+        return (*lengths[:-1], lengths[-1] // lanes)
 
     def row_bytes(self, columns: int, in_dtype: DType) -> int:
         """The bytes of a row of output."""
         out = self.output_dtype(in_dtype)
+        require_integer("columns", columns, "a number of columns", 0)
         return columns // out.lanes * out.itemsize
 
     def row_scale_bytes(self, columns: int) -> int:
@@ -233,6 +243,12 @@ class Quantisation:
         name = "scale" if self.kind == "static" else "tensor scale" if self.dtype == FP4 else "upper bound"
         words += [f"{name} {np.float32(self.given)!s}"] if self.given < math.inf else []
         return ", ".join(words)
+
+
+def _shape(argument: str, shape: Any) -> tuple[int, ...]:
+    expected = "a sequence of lengths, each at least 0"
+    lengths = foreign(argument, expected, lambda: tuple(shape))
+    return tuple(n if type(n) is int and n >= 0 else require_integer(argument, n, expected, 0) for n in lengths)
 
 
 def _name(dtype: DType | None) -> str | None:
@@ -264,7 +280,7 @@ def _scale(argument: str, value: float) -> float:
 
 def _layout(layout: str, scales: DType) -> str:
     if not isinstance(layout, str) or layout not in LAYOUTS:
-        raise ArgumentError("layout", repr(layout), any_of(list(map(repr, LAYOUTS))))
+        raise ArgumentError("layout", shown(layout), any_of(list(map(repr, LAYOUTS))))
     if layout == "tiles" and scales.itemsize != 1:
-        raise ArgumentError("layout", repr(layout), f"'row' or 'column' for scales of {scales}: tiles hold bytes")
+        raise ArgumentError("layout", shown(layout), f"'row' or 'column' for scales of {scales}: tiles hold bytes")
     return layout

@@ -8,7 +8,7 @@ from typing import overload
 
 import numpy as np
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, shown
 from ..plans.quantisation import Quantisation
 from .arithmetic import NDArray
 from .quantised import arrange, scales_by_row
@@ -44,7 +44,7 @@ def all_gather(
 def broadcast(inputs: Sequence[NDArray], root: int = 0) -> NDArray:
     """The result on every rank: the root's array."""
     if root not in range(len(inputs)):
-        raise ArgumentError("root", repr(root), f"a rank, 0 to {len(inputs) - 1}")
+        raise ArgumentError("root", shown(root), f"a rank, 0 to {len(inputs) - 1}")
     return inputs[root].copy()
 
 
@@ -58,7 +58,7 @@ def all_to_all(inputs: Sequence[NDArray], splits: Sequence[Sequence[int]] | None
         splits = [[len(values) // ranks] * ranks for values in inputs]
     elif [(len(row), sum(row), min(row) >= 0) for row in splits] != [(ranks, len(values), True) for values in inputs]:
         wanted = f"for each of {ranks} ranks a list of {ranks} numbers of rows, with the sums {[*map(len, inputs)]}"
-        raise ArgumentError("splits", repr(splits), wanted)
+        raise ArgumentError("splits", shown(splits), wanted)
     cuts = [np.cumsum(row)[:-1] for row in splits]
     parts = [np.split(values, cut) for values, cut in zip(inputs, cuts, strict=True)]
     return [np.concatenate([of_rank[j] for of_rank in parts]) for j in range(ranks)]

@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import dtypes
 from ..dtypes import DTypeLike
-from ..errors import ArgumentError
+from ..errors import ArgumentError, shown
 from .arithmetic import Floats, NDArray, butterfly, in_order
 
 _PACK_BYTES = 16
@@ -80,7 +80,7 @@ def normalise(
     norm than "rms" and "layer", and for a beta with "rms".
     """
     if norm not in NORMS:
-        raise ArgumentError("norm", repr(norm), '"rms" or "layer"')
+        raise ArgumentError("norm", shown(norm), '"rms" or "layer"')
     if beta is not None and norm != "layer":
         raise ArgumentError("beta", "given", 'None, as norm="rms" has no beta')
     columns = np.float32(x.shape[-1])

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import dtypes
 from ..dtypes import FP4, DType, DTypeLike
-from ..errors import ArgumentError
+from ..errors import ArgumentError, shown
 from ..plans.quantisation import E8M0, Quantisation
 from .arithmetic import Floats, NDArray, bits, round_to
 
@@ -162,7 +162,7 @@ def scales_by_row(scales: NDArray, quantisation: Quantisation, rows_shape: Seque
     is the shape of the op's inputs. Raises ArgumentError if `scales` does not have the shape that follows from them.
     """
     if not isinstance(rows_shape, Sequence):
-        raise ArgumentError("rows_shape", repr(rows_shape), "a tuple: the shape of the inputs without the columns")
+        raise ArgumentError("rows_shape", shown(rows_shape), "a tuple: the shape of the inputs without the columns")
     rows, groups = math.prod(rows_shape), quantisation.groups(columns)
     if scales.shape != (shape := quantisation.scales_shape(rows_shape, columns)):
         raise ArgumentError("scales", f"of shape {scales.shape}", f"of shape {shape}")

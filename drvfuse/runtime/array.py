@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import operator
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, SupportsInt
 
 from .. import dtypes
 from ..dtypes import DType, DTypeLike
-from ..errors import ArgumentError, CaptureError, counted, kind_of, require_kind
+from ..errors import ArgumentError, CaptureError, counted, foreign, kind_of, require_integer, require_kind, shown
 from .device import Device
 from .lifetime import Dependent, Owned
 from .pool import Block
@@ -26,6 +27,7 @@ ShapeLike = SupportsIndex | Iterable[SupportsIndex]
 """A shape: the number of elements, or the length of each dimension."""
 
 _INVALID_VALUE = 1
+_MOST_ELEMENTS = 1 << 63
 _ADDRESS = "an address as an int or a CUdeviceptr"
 
 
@@ -83,14 +85,13 @@ class Array:
             start, stop, step = index.indices(length)
             shape = (max(stop - start, 0), *self.shape[1:])
         else:
-            if isinstance(index, bool) or not hasattr(index, "__index__"):
-                raise ArgumentError("index", kind_of(index), "an int or a slice, of the first dimension only")
-            start, step, shape = operator.index(index), 1, self.shape[1:]
+            expected = "an int or a slice, of the first dimension only"
+            start, step, shape = require_integer("index", index, expected), 1, self.shape[1:]
             if not -length <= start < length:
                 raise IndexError(f"index {start} is outside the first dimension of {self!r}")
             start %= length
         if step != 1:
-            raise ArgumentError("index", repr(index), "a slice of step 1, as an array is contiguous")
+            raise ArgumentError("index", shown(index), "a slice of step 1, as an array is contiguous")
         return self._view(start * element_count(self.shape[1:]), shape)
 
     def _view(self, start: int, shape: tuple[int, ...]) -> Array:
@@ -123,6 +124,7 @@ class Array:
         """Tell the array that work on `stream` reads or writes it: its memory is reused only after that work. Ops and
         kernels of drvfuse call this method themselves.
         """
+        require_kind("stream", stream, Stream, "a drvfuse.Stream")
         if self._block is not None:
             self._block.used_on(stream)
 
@@ -130,6 +132,7 @@ class Array:
         """Tell the array that work on a foreign stream reads or writes it. `Stream.mark` has recorded `event` after
         that work, and the memory is reused only after `event`.
         """
+        require_kind("event", event, Event, "a drvfuse.Event")
         if self._block is not None:
             self._block.used_before(event)
 
@@ -281,10 +284,12 @@ def check_shape(shape: ShapeLike) -> tuple[int, ...]:
 
 
 def _integers(shape: ShapeLike) -> tuple[int, ...]:
-    try:
-        return tuple(operator.index(n) for n in shape) if isinstance(shape, Iterable) else (operator.index(shape),)
-    except TypeError:
-        raise ArgumentError("shape", repr(shape), "an int or a sequence of ints") from None
+    expected = "an int or a sequence of ints, of fewer than 2^63 elements in all"
+    several = foreign("shape", expected, lambda: tuple(shape) if isinstance(shape, Iterable) else (shape,))
+    lengths = tuple(n if type(n) is int else require_integer("shape", n, expected) for n in several)
+    if math.prod(lengths) >= _MOST_ELEMENTS:
+        raise ArgumentError("shape", shown(lengths), expected)
+    return lengths
 
 
 def allocate(device: Device, shape: ShapeLike, dtype: DTypeLike, stream: StreamLike | None = None) -> Array:
@@ -307,7 +312,7 @@ def from_numpy(device: Device, values: npt.ArrayLike, stream: StreamLike | None 
     import numpy as np
 
     if isinstance(values, Array):
-        raise ArgumentError("values", repr(values), "host data; copy a device array with empty(...).copy_from(...)")
+        raise ArgumentError("values", shown(values), "host data; copy a device array with empty(...).copy_from(...)")
     values = np.asarray(values)
     array = allocate(device, values.shape, dtypes.get(values.dtype, "values.dtype"), stream)
     array.copy_from(values)
@@ -346,8 +351,8 @@ def view(
     home = device.stream if stream is None else Stream.wrap(device, stream)
     try:
         address = address_of(ptr)
-    except TypeError:
-        raise ArgumentError("ptr", kind_of(ptr), _ADDRESS) from None
+    except Exception as error:
+        raise ArgumentError("ptr", kind_of(ptr), _ADDRESS) from (None if type(error) is TypeError else error)
     if not 0 <= address < 1 << 64:
         raise ArgumentError("ptr", hex(address), _ADDRESS)
     if address % element.itemsize:

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, require_integer
 
 if TYPE_CHECKING:
     from ..ptx.facts import Param
@@ -149,7 +149,7 @@ def last_calls(count: int = 20) -> list[str]:
     Successful queries (of attributes, of captures, of the state of streams and events) are left out, and so are the
     calls that make a context current and restore it.
     """
-    if count <= 0:
+    if require_integer("count", count, "a number of calls") <= 0:
         return []
     return [format_entry(entry) for entry in list(ring)[-count:]]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, foreign
 from . import dlpack, interop
 from .array import Array, mark_used
 
@@ -28,9 +28,16 @@ def copy(target: Array, values: npt.ArrayLike | ArrayLike) -> None:
 
 
 def _on_device(values: Any) -> TypeGuard[ArrayLike]:
-    if isinstance(values, Array) or hasattr(values, "__cuda_array_interface__"):
+    return isinstance(values, Array) or foreign("values", "host data or a device array", lambda: _told(values))
+
+
+def _told(values: Any) -> bool:
+    """Whether an object of another library says that it is in device memory. May raise any exception of that object."""
+    if hasattr(values, "__cuda_array_interface__"):
         return True
-    return hasattr(values, "__dlpack_device__") and int(values.__dlpack_device__()[0]) not in (_CPU, dlpack.CUDA_HOST)
+    if not hasattr(values, "__dlpack_device__"):
+        return False
+    return int(values.__dlpack_device__()[0]) not in (_CPU, dlpack.CUDA_HOST)
 
 
 def _check(target: Array, shape: tuple[int, ...], dtype: DType | np.dtype[Any]) -> None:

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from ..errors import ArgumentError, ClosedError, Unsupported
+from ..errors import ArgumentError, ClosedError, Unsupported, foreign, require_integer, require_kind
 from .driver import Driver, DriverLike, Owner, enum_value, get_driver
 from .lifetime import flush
 
@@ -33,10 +32,7 @@ def device(index: SupportsIndex = 0, *, driver: DriverLike = None) -> Device:
     be used.
     """
     opened = get_driver(driver)
-    try:
-        number = operator.index(index)
-    except TypeError:
-        raise ArgumentError("index", repr(index), "an int") from None
+    number = require_integer("index", index, "an int")
     count = opened.cuDeviceGetCount()
     if not 0 <= number < count:
         raise ArgumentError("index", number, f"a device of the {opened.name} driver, 0 to {count - 1}")
@@ -107,6 +103,7 @@ class Device(Owner):
         """A device attribute by its name without the prefix CU_DEVICE_ATTRIBUTE_, as in
         `attribute("MULTIPROCESSOR_COUNT")`. It is read once. Raises Unsupported for a name that the bindings lack.
         """
+        require_kind("name", name, str, "the name of a device attribute")
         value = self._attributes.get(name)
         if value is None:
             member = enum_value(self.driver.types, "CUdevice_attribute", f"CU_DEVICE_ATTRIBUTE_{name}")
@@ -120,6 +117,7 @@ class Device(Owner):
 
     def can_access_peer(self, other: Device) -> bool:
         """True if kernels of this device can reach memory of `other` (True for the device itself)."""
+        require_kind("other", other, Device, "a drvfuse.Device")
         if other.driver is not self.driver:
             return False
         return other is self or bool(self.driver.cuDeviceCanAccessPeer(self.handle, other.handle))
@@ -131,6 +129,7 @@ class Device(Owner):
         Memory pools and VMM mappings have access settings of their own. Raises Unsupported if the devices have no peer
         access.
         """
+        require_kind("other", other, Device, "a drvfuse.Device")
         if other.index in self._peers and other.driver is self.driver:
             return
         if not self.can_access_peer(other):
@@ -143,13 +142,17 @@ class Device(Owner):
 
     def peer_enabled(self, other: Device) -> bool:
         """True if `enable_peer(other)` was called on this object."""
+        require_kind("other", other, Device, "a drvfuse.Device")
         return other.driver is self.driver and other.index in self._peers
 
     def allow_peers(self, devices: Iterable[Device]) -> None:
         """Let kernels of `devices` read and write all arrays that this device has allocated or will allocate. Devices
         without peer access to this device are left out.
         """
-        self.pool.allow(devices)
+        others = foreign("devices", "drvfuse Devices", lambda: list(devices))
+        for other in others:
+            require_kind("devices", other, Device, "drvfuse Devices")
+        self.pool.allow(others)
 
     @property
     def stream(self) -> Stream:

@@ -17,7 +17,7 @@ from typing import Any
 
 from .. import dtypes
 from ..dtypes import DType
-from ..errors import ArgumentError
+from ..errors import ArgumentError, shown
 from .array import Array
 from .device import Device
 from .driver import Driver
@@ -205,7 +205,7 @@ def read(capsule: Any, argument: str = "DLPack capsule") -> Description:
             managed = kind.from_address(_get_pointer(capsule, name))
             break
     else:
-        raise ArgumentError(argument, repr(capsule), "an unconsumed dltensor or dltensor_versioned")
+        raise ArgumentError(argument, shown(capsule), "an unconsumed dltensor or dltensor_versioned")
     if versioned and managed.major != VERSION[0]:
         raise ArgumentError(argument, f"of DLPack version {managed.major}.{managed.minor}", "of version 1")
     tensor = managed.tensor

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar
 
 from .. import config
 from ..compiler.library import cuda_version
-from ..errors import ArgumentError, ClosedError, DriverError, DriverUnavailable, Unsupported
+from ..errors import ArgumentError, ClosedError, DriverError, DriverUnavailable, Unsupported, shown
 from . import calls
 from .calls import last_calls as last_calls
 from .driver_errors import HINTS, HOW_TO_EMULATE, NO_LIBRARY, error_of, translate
@@ -350,12 +350,12 @@ def get_driver(spec: DriverLike = None) -> Driver:
         raise ClosedError(FORKED)
     if not isinstance(spec, str):
         if not hasattr(spec, "driver") or not hasattr(spec, "reports"):
-            raise ArgumentError("driver", repr(spec), _DRIVERS)
+            raise ArgumentError("driver", shown(spec), _DRIVERS)
         _check_emulator()
         with _lock:
             return _open_machine(spec)
     if spec not in ("cuda", "emu"):
-        raise ArgumentError("driver", repr(spec), _DRIVERS)
+        raise ArgumentError("driver", shown(spec), _DRIVERS)
     with _lock:
         if spec not in _drivers or _drivers[spec].closed:
             _drivers[spec] = _open_cuda() if spec == "cuda" else _open_machine(_default_machine())

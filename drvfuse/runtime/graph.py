@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ..errors import ArgumentError, CaptureError, counted, kind_of
+from ..errors import ArgumentError, CaptureError, counted, kind_of, shown
 from .array import Array, depend_on, mark_used
 from .driver import Driver, Owner
 from .lifetime import Owned
@@ -71,7 +71,7 @@ class Graph(Owned, Owner):
         """
         members = list(streams) if isinstance(streams, Iterable) else [streams]
         if not members or not all(isinstance(stream, Stream) for stream in members):
-            raise ArgumentError("streams", repr(streams), "one or more drvfuse streams")
+            raise ArgumentError("streams", shown(streams), "one or more drvfuse streams")
         origin = members[0]
         driver = origin.device.driver
         for stream in members:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, SupportsIndex
 import numpy as np
 
 from .. import dtypes
-from ..errors import ArgumentError, CaptureError, DrvfuseError, counted, kind_of
+from ..errors import ArgumentError, CaptureError, DrvfuseError, counted, foreign, kind_of, shown
 from . import dlpack
 from .array import Array, view
 from .device import Device, device
@@ -128,28 +128,41 @@ def _describe(obj: Any, driver: Driver, argument: str) -> _Described:
     raise ArgumentError(argument, kind_of(obj), "a drvfuse Array, or have __dlpack__ or __cuda_array_interface__")
 
 
+_EXPORTS = "an array that its library exports; drvfuse.view takes any device memory by its address"
+_DLPACK_DEVICE = "an object whose __dlpack_device__ returns the type and the number of its device"
+
+
 def refuse_host(obj: Any, argument: str) -> None:
     """Raise ArgumentError for an array in host memory, which no driver accepts. This check makes no driver call."""
     host = hasattr(obj, "__array_interface__") or isinstance(obj, (list, tuple))
-    if host or (hasattr(obj, "__dlpack_device__") and _asked(argument, obj.__dlpack_device__)[0] == dlpack.CPU):
+    if host or (hasattr(obj, "__dlpack_device__") and _device_of(argument, obj)[0] == dlpack.CPU):
         raise ArgumentError(argument, f"host memory ({type(obj).__name__})", "device memory; copy with device.array")
+
+
+def _device_of(argument: str, obj: Any) -> tuple[int, int]:
+    """The type and the number of the device of an object with `__dlpack_device__`."""
+
+    def told() -> tuple[int, int]:
+        kind, index = _asked(argument, obj.__dlpack_device__)
+        return int(kind), int(index)
+
+    return foreign(argument, _DLPACK_DEVICE, told)
 
 
 def _asked(argument: str, export: Callable[..., Any], **options: Any) -> Any:
     """The return value of a method of another library. An exception of the method becomes an ArgumentError: it may
     refuse tensors that need gradients, arrays that are sharded over devices, or dtypes that its DLPack does not
-    name."""
+    name. A TypeError passes: an older library does not know all `options`."""
     try:
         return export(**options)
-    except DrvfuseError:
+    except (DrvfuseError, TypeError):
         raise
-    except (BufferError, RuntimeError, ValueError) as error:
-        expected = "an array that its library exports; drvfuse.view takes any device memory by its address"
-        raise ArgumentError(argument, f"refused by its library ({error})", expected) from error
+    except Exception as error:
+        raise ArgumentError(argument, f"refused by its library ({error})", _EXPORTS) from error
 
 
 def _from_dlpack(obj: Any, driver: Driver, argument: str) -> _Described:
-    kind, index = (int(n) for n in _asked(argument, obj.__dlpack_device__))
+    kind, index = _device_of(argument, obj)
     if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED) and not (kind == dlpack.EXTENSION and driver.name == "emu"):
         what = "host memory" if kind in (dlpack.CPU, dlpack.CUDA_HOST) else "memory"
         shown = f"{what} on DLPack device type {kind}"
@@ -167,7 +180,7 @@ def _from_dlpack(obj: Any, driver: Driver, argument: str) -> _Described:
         try:
             capsule = _asked(argument, obj.__dlpack__, stream=order, max_version=dlpack.VERSION)
         except TypeError:  # a producer that is older than DLPack 1.0
-            capsule = _asked(argument, obj.__dlpack__, stream=order)
+            capsule = foreign(argument, _EXPORTS, lambda: _asked(argument, obj.__dlpack__, stream=order))
     description = dlpack.read(capsule, argument)
     if dlpack.library_of(obj) in _IMMUTABLE:
         description = replace(description, read_only=True)
@@ -180,7 +193,7 @@ def _from_interface(obj: Any, interface: dict[str, Any], driver: Driver, argumen
         if key not in interface:
             raise ArgumentError(said, f"without {key!r}", "a dict with shape, typestr, data and version")
     if not isinstance(interface["version"], int) or not 0 <= interface["version"] <= _INTERFACE_VERSION:
-        raise ArgumentError(f"{said}['version']", repr(interface["version"]), f"{_INTERFACE_VERSION} or older")
+        raise ArgumentError(f"{said}['version']", shown(interface["version"]), f"{_INTERFACE_VERSION} or older")
     if interface.get("mask") is not None:
         raise ArgumentError(argument, "a masked array", "an array without mask")
     dtype = _interface_dtype(obj, interface["typestr"], argument)
@@ -190,7 +203,7 @@ def _from_interface(obj: Any, interface: dict[str, Any], driver: Driver, argumen
         strides = _integers(f"{said}['strides']", interface["strides"])
         if len(strides) != len(shape):
             raise ArgumentError(
-                f"{said}['strides']", repr(strides), f"{counted(len(shape), 'number')}, one for each dimension"
+                f"{said}['strides']", shown(strides), f"{counted(len(shape), 'number')}, one for each dimension"
             )
         if any(step % dtype.itemsize for step in strides):
             raise ArgumentError(argument, f"an array of byte strides {strides}", "C-contiguous")
@@ -199,7 +212,7 @@ def _from_interface(obj: Any, interface: dict[str, Any], driver: Driver, argumen
         ptr, read_only = interface["data"]
         ptr = operator.index(ptr or 0)
     except (TypeError, ValueError):
-        raise ArgumentError(f"{said}['data']", repr(interface["data"]), "a tuple (address, is_read_only)") from None
+        raise ArgumentError(f"{said}['data']", shown(interface["data"]), "a tuple (address, is_read_only)") from None
     index = 0
     if ptr and 0 not in shape:
         index = owner_index(driver, ptr, argument)
@@ -208,7 +221,7 @@ def _from_interface(obj: Any, interface: dict[str, Any], driver: Driver, argumen
     handle = interface.get("stream")
     if handle is not None and not isinstance(handle, int) or handle == 0:
         expected = "None, 1, 2 or a stream handle: the interface leaves 0 out as ambiguous"
-        raise ArgumentError(f"{said}['stream']", repr(handle), expected)
+        raise ArgumentError(f"{said}['stream']", shown(handle), expected)
     # Before version 3 the interface has no stream. In version 3, None means that no wait is needed.
     if handle is None and interface["version"] < 3:
         handle = dlpack.current_stream(obj, dlpack.CUDA, index)
@@ -230,7 +243,7 @@ def _interface_dtype(obj: Any, typestr: str, argument: str) -> dtypes.DType:
     try:
         element = np.dtype(str(typestr))
     except TypeError:
-        raise ArgumentError(f"{argument}.dtype", repr(typestr), "a type string such as '<f4'") from None
+        raise ArgumentError(f"{argument}.dtype", shown(typestr), "a type string such as '<f4'") from None
     if not element.isnative:
         raise ArgumentError(f"{argument}.dtype", f"{typestr!r}, big-endian", "little-endian, as the device is")
     if element.kind != "V":
@@ -243,9 +256,9 @@ def _integers(argument: str, values: Iterable[SupportsIndex], least: int | None 
     try:
         found = tuple(operator.index(value) for value in values)
     except TypeError:
-        raise ArgumentError(argument, repr(values), "a tuple of ints") from None
+        raise ArgumentError(argument, shown(values), "a tuple of ints") from None
     if least is not None and any(value < least for value in found):
-        raise ArgumentError(argument, repr(values), f"a tuple of ints of at least {least}")
+        raise ArgumentError(argument, shown(values), f"a tuple of ints of at least {least}")
     return found
 
 

@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError, LaunchError, Unsupported, counted, require_kind
+from ..errors import (
+    ArgumentError,
+    LaunchError,
+    Unsupported,
+    counted,
+    require_flag,
+    require_integer,
+    require_kind,
+    shown,
+)
 from ..ptx.facts import KernelInfo
 from . import calls
 from .array import Array
@@ -62,6 +71,7 @@ class Kernel:
         self._on(device)
 
     def _on(self, device: Device) -> _Loaded:
+        require_kind("device", device, Device, "a drvfuse.Device")
         loaded = self._loaded.get(device)
         if loaded is not None:
             return loaded
@@ -102,6 +112,7 @@ class Kernel:
         multiprocessor of `device`. Raises LaunchError for more shared memory than a block can have.
         """
         loaded = self._on(device)
+        require_integer("block", block, "a number of threads, 1 to 1024", 1, 1024)
         self._allow_shared(device, loaded, smem)
         with device.use():
             count = self.module.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(loaded.handle, block, smem)
@@ -109,6 +120,7 @@ class Kernel:
 
     def _allow_shared(self, device: Device, loaded: _Loaded, smem: int) -> None:
         limit = device.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN") - loaded.attributes.shared_bytes
+        require_integer("smem", smem, "a number of bytes")
         if not 0 <= smem <= limit:
             raise LaunchError(f"smem is {counted(smem, 'byte')}; {self.info.name} can have 0 to {limit} on {device!r}")
         with self.module._lock:
@@ -186,13 +198,16 @@ class Kernel:
         shape = loaded.required_cluster if cluster is None else _dimensions("cluster", cluster)
         if shape is not None:
             self._check_cluster(device, loaded, dimensions, threads, smem, shape)
-        if cooperative:
+        if require_flag("cooperative", cooperative):
             self._check_cooperative(device, dimensions, threads, smem)
             wanted.append(Cooperative())
-        if pdl:
+        if require_flag("pdl", pdl):
             wanted.append(ProgrammaticStreamSerialization())
         if priority is not None:
-            wanted.append(Priority(priority))
+            wanted.append(
+                Priority(require_integer("priority", priority, "an integer of 32 bits", -(1 << 31), (1 << 31) - 1))
+            )
+        require_kind("attrs", attrs, Sequence, "a sequence of launch attributes")
         wanted += attrs
         if any(isinstance(attribute, ProgrammaticStreamSerialization) for attribute in wanted):
             self._check_pdl(device)
@@ -263,14 +278,11 @@ def _device_of(args: Sequence[object]) -> Device:
 
 
 def _dimensions(argument: str, value: int | Sequence[int]) -> tuple[int, int, int]:
-    try:
-        if isinstance(value, (tuple, list, Sequence)):  # tuple and list come first, as the check for Sequence is slow
-            given = [operator.index(n) for n in value]
-        else:
-            given = [operator.index(value)]
-    except TypeError:
-        raise ArgumentError(argument, repr(value), "an int or a sequence of up to three ints") from None
+    expected = "an int or a sequence of up to three ints"
+    # tuple and list come first, as the check for Sequence is slow
+    several = value if isinstance(value, (tuple, list, Sequence)) else (value,)
+    given = [n if type(n) is int else require_integer(argument, n, expected) for n in several]
     if not 1 <= len(given) <= 3 or any(n < 1 for n in given):
-        raise ArgumentError(argument, repr(value), "one to three positive ints")
+        raise ArgumentError(argument, shown(value), "one to three positive ints")
     x, y, z = (*given, 1, 1)[:3]
     return x, y, z

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ArgumentError, kind_of
+from ..errors import ArgumentError, kind_of, require_integer
 from . import calls
 from .array import mark_used
 from .device import Device
@@ -80,6 +81,7 @@ class Launch:
         self._arguments, self._config = arguments, configuration.build()
         self._facts = configuration.facts(arguments)
         self._handle_set = 0
+        self._most = math.prod(self.grid)
         self._closable: list[Array] = []
         if arguments.arrays:
             self._find_closable()
@@ -98,7 +100,9 @@ class Launch:
         self._closable = [array for array in self._arguments.arrays.values() if array.closable]
 
     def resize(self, grid: int) -> None:
-        """Use another one-dimensional grid from now on, not larger than the one that `prepare` has checked."""
+        """Use another one-dimensional grid from now on: from 1 block to the number that `prepare` has checked."""
+        if type(grid) is not int or not 1 <= grid <= self._most:
+            grid = require_integer("grid", grid, f"a number of blocks, 1 to {self._most}", 1, self._most)
         self._config.gridDimX = grid
         self.grid = (grid, 1, 1)
         self._facts = self._facts._replace(grid=self.grid)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compiler.nvrtc import Image, compile_source
-from ..errors import ArgumentError, kind_of
+from ..errors import ArgumentError, kind_of, require_kind, require_text, shown
 from .device import Device
 from .device import device as get_device
 from .driver import Driver, DriverLike, get_driver
@@ -61,6 +61,8 @@ def compile(
             ) from None
     if not isinstance(source, str):
         raise ArgumentError("source", kind_of(source), "CUDA C++ as a str, or the path of a file")
+    require_text("source", source, "text that UTF-8 can represent, without NUL")
+    require_text("name", name, "the path of the source, or a label")
     target = arch if arch is not None else get_device(0, driver=opened).arch
     image = compile_source(
         source,
@@ -94,13 +96,14 @@ class Module:
 
     def __getitem__(self, name: str) -> Kernel:
         """The kernel whose name expression or symbol is `name`."""
+        require_kind("name", name, str, "the name of a kernel")
         with self._lock:
             kernel = self._kernels.get(name)
             if kernel is None:
                 info = self.image.kernels.get(name)
                 if info is None:
                     known = ", ".join(self.image.kernels) or "none"
-                    raise ArgumentError("name", repr(name), f"a kernel of {self.image.name}: {known}")
+                    raise ArgumentError("name", shown(name), f"a kernel of {self.image.name}: {known}")
                 kernel = self._kernels[name] = Kernel(self, info)
             return kernel
 
@@ -109,7 +112,7 @@ class Module:
             handle = self._modules.get(device)
             if handle is None:
                 if device.driver is not self.driver:
-                    raise ArgumentError("device", repr(device), f"a device of the module's driver, {self.driver!r}")
+                    raise ArgumentError("device", shown(device), f"a device of the module's driver, {self.driver!r}")
                 # The CUDA driver gets the cubin, since it does not load PTX of a newer CUDA version.
                 image = self.image.cubin if self.driver.takes_cubins else self.image.ptx.encode() + b"\0"
                 with device.use():

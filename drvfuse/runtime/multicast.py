@@ -22,7 +22,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import ArgumentError, CaptureError, DriverError, MulticastError, Unsupported, kind_of, require_kind
+from ..errors import (
+    ArgumentError,
+    CaptureError,
+    DriverError,
+    MulticastError,
+    Unsupported,
+    kind_of,
+    require_integer,
+    require_kind,
+    shown,
+)
 from .device import Device
 from .lifetime import Owned, flush
 from .multicast_support import require_multicast
@@ -156,7 +166,7 @@ class Multicast(Owned):
         self._check_open()
         self._require_member(device)
         if device in self._added:
-            raise ArgumentError("device", repr(device), "a device that was not added before")
+            raise ArgumentError("device", shown(device), "a device that was not added before")
         self._call("cuMulticastAddDevice", self.handle, device.handle)
         self._added.append(device)
 
@@ -251,7 +261,7 @@ class Multicast(Owned):
 
     def _require_member(self, device: Device) -> None:
         if device not in self.devices:
-            raise ArgumentError("device", repr(device), f"one of the devices of the object, {self._team()}")
+            raise ArgumentError("device", shown(device), f"one of the devices of the object, {self._team()}")
 
     def _range(self, device: Device, offset: int, nbytes: int) -> _Bound:
         """The range of a bind. Raises ArgumentError for a wrong device, for a range that is misaligned, outside the
@@ -281,7 +291,7 @@ class Multicast(Owned):
             if addresses.ptr == ptr:
                 return addresses
         raise ArgumentError(
-            "ptr", repr(ptr), "an address that map() has returned and that was not passed to unmap() since"
+            "ptr", shown(ptr), "an address that map() has returned and that was not passed to unmap() since"
         )
 
     def _call(self, name: str, *args: Any) -> Any:
@@ -300,12 +310,12 @@ def _devices(devices: Sequence[Device], count: int | None = None) -> tuple[Devic
 
 def _multiple(argument: str, value: object, unit: int, least: int, most: int | None = None) -> int:
     """`value` as an int, or ArgumentError unless it is a multiple of `unit` from `least` to `most`."""
-    if not isinstance(value, bool) and hasattr(value, "__index__"):
-        number = int(value.__index__())
-        if number >= least and number % unit == 0 and (most is None or number <= most):
-            return number
     span = f"from {least} to {most}" if most is not None else f"{least} or more"
-    raise ArgumentError(argument, repr(value), f"a multiple of {unit}, the granularity, {span}")
+    expected = f"a multiple of {unit}, the granularity, {span}"
+    number = require_integer(argument, value, expected, least, most)
+    if number % unit:
+        raise ArgumentError(argument, shown(value), expected)
+    return number
 
 
 def _call(driver: Driver, name: str, *args: Any) -> Any:

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, SupportsInt, TypeAlias, TypeVar
 
-from ..errors import ArgumentError, counted, kind_of
+from ..errors import ArgumentError, counted, kind_of, require_integer, shown
 from ..ptx.facts import KernelInfo, Param
 from .array import Array, address_of
 from .device import Device
@@ -56,8 +56,9 @@ class Arguments:
     def set(self, index: int, value: Argument) -> None:
         """Rewrite one argument in place, with the checks of the constructor."""
         params = self._info.params
-        if not 0 <= index < len(params):
-            raise ArgumentError("index", index, f"an argument of {self._info.name}, 0 to {len(params) - 1}")
+        if type(index) is not int or not 0 <= index < len(params):
+            expected = f"an argument of {self._info.name}, 0 to {len(params) - 1}"
+            index = require_integer("index", index, expected, 0, len(params) - 1)
         param = params[index]
         packed = _PACK[param.kind](self, index, param, value)
         self.packed[param.offset : param.offset + param.size] = packed
@@ -95,7 +96,7 @@ class Arguments:
             return value.ptr.to_bytes(8, "little")
         try:
             number = address_of(value) if param.size == 8 else operator.index(value)
-        except TypeError:
+        except Exception:
             expected = "an Array or an int" if param.size == 8 else f"an int of {8 * param.size} bits"
             raise self._wrong(index, value, expected) from None
         bits = 8 * param.size
@@ -108,7 +109,7 @@ class Arguments:
             raise self._wrong(index, value, "a number")
         try:
             return _FLOATS[param.size].pack(value)
-        except (struct.error, TypeError):
+        except (struct.error, TypeError, ValueError, RuntimeError):
             raise self._wrong(index, value, "a number") from None
         except OverflowError:
             raise self._wrong(index, value, f"a number that fits a {8 * param.size}-bit float") from None
@@ -127,7 +128,7 @@ class Arguments:
 
 def _shown(value: object) -> str:
     if isinstance(value, (int, float, str, Array)):
-        return repr(value)
+        return shown(value)
     return kind_of(value)
 
 

@@ -3,10 +3,20 @@
 
 from __future__ import annotations
 
-import operator
+import numbers
 from typing import Any, Protocol, SupportsInt
 
-from ..errors import ArgumentError, CaptureError, DriverError, kind_of, require_kind
+from ..errors import (
+    ArgumentError,
+    CaptureError,
+    DriverError,
+    foreign,
+    kind_of,
+    require_flag,
+    require_integer,
+    require_kind,
+    shown,
+)
 from .device import Device
 from .driver import Driver
 from .lifetime import Owned, flush
@@ -57,6 +67,7 @@ class Event(Owned):
 
     def __init__(self, device: Device, *, timing: bool = False) -> None:
         require_kind("device", device, Device, "a drvfuse.Device")
+        require_flag("timing", timing)
         self.device = device
         with device.use():
             self.handle = int(device.driver.cuEventCreate(0 if timing else _DISABLE_TIMING))
@@ -69,6 +80,7 @@ class Event(Owned):
 
     def record(self, stream: Stream) -> Event:
         """Mark the work queued on `stream`, a stream of the event's device, so far. Returns the event."""
+        require_kind("stream", stream, Stream, "a drvfuse.Stream")
         stream.record(self)
         return self
 
@@ -84,6 +96,7 @@ class Event(Owned):
 
     def elapsed_ms(self, start: Event) -> float:
         """Milliseconds from `start` to this event. Both need `timing=True` and must be done: DriverError otherwise."""
+        require_kind("start", start, Event, "a drvfuse.Event")
         self._check_open()
         start._check_open()
         return float(self.device.driver.cuEventElapsedTime(start.handle, self.handle))
@@ -103,9 +116,10 @@ class Stream(Owned):
 
     def __init__(self, device: Device, *, priority: int = 0) -> None:
         require_kind("device", device, Device, "a drvfuse.Device")
+        wanted = require_integer("priority", priority, "an integer of 32 bits", -(1 << 31), (1 << 31) - 1)
         self.device = device
         with device.use():
-            self.handle = int(device.driver.cuStreamCreateWithPriority(_NON_BLOCKING, priority))
+            self.handle = int(device.driver.cuStreamCreateWithPriority(_NON_BLOCKING, wanted))
         self._holder: object = None
         self._last: Event | None = None
         self._owns(device.driver, _destroy_stream, self.handle)
@@ -120,6 +134,7 @@ class Stream(Owned):
         outlive arrays that are allocated on it. Raises ArgumentError, naming `argument`, for any other value and for a
         stream of another device.
         """
+        require_kind("device", device, Device, "a drvfuse.Device")
         if isinstance(stream, Stream):
             if stream.device is not device:
                 raise ArgumentError(argument, f"a stream of {stream.device!r}", f"a stream of {device!r}")
@@ -183,11 +198,13 @@ class Stream(Owned):
             return _ready(self.device, "cuStreamQuery", self.handle)
 
     def fill(self, ptr: int, value: int, nbytes: int) -> None:
-        """Set `nbytes` bytes at `ptr` to `value`, in the order of the stream; does not wait."""
+        """Set `nbytes` bytes at `ptr` to `value`, a byte, in the order of the stream; does not wait."""
         self._check_open()
-        if nbytes:
+        address = require_integer("ptr", ptr, "an address", 0, (1 << 64) - 1)
+        byte = require_integer("value", value, "a byte, 0 to 255", 0, 255)
+        if size := require_integer("nbytes", nbytes, "a number of bytes, at least 0", 0):
             with self.device.use():
-                self.device.driver.cuMemsetD8Async(ptr, value, nbytes, self.handle)
+                self.device.driver.cuMemsetD8Async(address, byte, size, self.handle)
 
     def wait(self, event: Event) -> None:
         """Order later work on this stream after `event`, which may be of any device of this driver."""
@@ -304,20 +321,22 @@ def foreign_handle(stream: StreamLike, argument: str) -> int:
 def _handle_of(stream: Any, argument: str) -> int:
     expected = "a stream handle, or an object with __cuda_stream__"
     if isinstance(stream, (bool, float, str, bytes)) or stream is None:
-        raise ArgumentError(argument, repr(stream), expected)
+        raise ArgumentError(argument, shown(stream), expected)
+    return foreign(argument, expected, lambda: _told(stream, argument, expected))
+
+
+def _told(stream: Any, argument: str, expected: str) -> int:
+    """The handle that a foreign object tells. May raise any exception of that object."""
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         version, handle = protocol() if callable(protocol) else protocol
         if version != 0:
-            raise ArgumentError(argument, f"of __cuda_stream__ version {version}", "of version 0")
+            raise ArgumentError(argument, f"of __cuda_stream__ version {shown(version)}", "of version 0")
         return int(handle)
     for name in ("cuda_stream", "ptr"):
         if hasattr(stream, name) and not hasattr(stream, "dtype"):  # an array may have `ptr` too, but is refused
             return int(getattr(stream, name))
-    try:
-        return operator.index(stream)
-    except TypeError:
-        try:
-            return int(stream)  # CUstream of the bindings
-        except (TypeError, ValueError):
-            raise ArgumentError(argument, kind_of(stream), expected) from None
+    # `int` is for CUstream of the bindings, which is no number; numbers must be integers.
+    if isinstance(stream, numbers.Number) or hasattr(stream, "dtype") or not hasattr(stream, "__int__"):
+        return require_integer(argument, stream, expected, 0, (1 << 64) - 1)
+    return int(stream)

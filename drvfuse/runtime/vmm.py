@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .. import dtypes
-from ..errors import ArgumentError, counted
+from ..errors import ArgumentError, counted, require_integer
 from .device import Device
 from .driver import Driver, enum_value
 from .lifetime import Owned, flush
@@ -231,8 +231,7 @@ def check_buffer(devices: Sequence[Device], nbytes: int) -> None:
         raise ArgumentError("devices", "empty", "at least one device")
     if any(device.driver is not devices[0].driver for device in devices):
         raise ArgumentError("devices", "devices of several drivers", "devices of one driver")
-    if nbytes <= 0:
-        raise ArgumentError("nbytes", nbytes, "positive")
+    require_integer("nbytes", nbytes, "a number of bytes, positive", 1, (1 << 62) - 1)
 
 
 class SymmetricBuffer(Owned):
@@ -315,6 +314,7 @@ class SymmetricBuffer(Owned):
         self._check_open()
         dimensions, element = check_shape(shape), dtypes.get(dtype)
         nbytes = element_count(dimensions) * element.itemsize
+        require_integer("offset", offset, "a number of bytes")
         if offset < 0 or offset % element.itemsize:
             raise ArgumentError("offset", offset, f"a multiple of {element.itemsize}, the size of {element}, from 0 on")
         if offset + nbytes > self.nbytes:

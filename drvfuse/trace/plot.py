@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import ArgumentError, Unsupported
+from ..errors import ArgumentError, Unsupported, shown
 from . import layout
 from .clocks import VIRTUAL
 from .decode import BLOCK
@@ -105,7 +105,7 @@ def check_image(argument: str, path: str | Path) -> None:
     from matplotlib.backend_bases import FigureCanvasBase
 
     if Path(path).suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
-        raise ArgumentError(argument, repr(str(path)), "a file name that ends in .png, .svg or another image format")
+        raise ArgumentError(argument, shown(str(path)), "a file name that ends in .png, .svg or another image format")
 
 
 def figure_class() -> Any:

@@ -168,7 +168,7 @@ class Session:
         from drvfuse import config
         from drvfuse.emu import Machine
 
-        with config.override(emu_loop_limit=100_000, cache=False):
+        with config.override(emu_loop_limit=20_000, cache=False):
             self.machine = Machine(devices=1)
         self.cuda, self.types = self.machine.driver, types
         self.cuda.cuInit(0)

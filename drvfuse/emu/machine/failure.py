@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ArgumentError, require_integer
+from ...errors import ArgumentError, require_integer, shown
 from ..bindings import R
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ class Injected:
     ) -> Injected:
         """Check the arguments of `Process.inject` and make an Injected of them. Raises ArgumentError."""
         if not callable(getattr(process.driver, str(function), None)):
-            raise ArgumentError("function", repr(function), "the name of a function of the driver")
+            raise ArgumentError("function", shown(function), "the name of a function of the driver")
         if code not in list(R) or code == R.CUDA_SUCCESS:
-            raise ArgumentError("code", repr(code), "a CUresult that is a failure")
+            raise ArgumentError("code", shown(code), "a CUresult that is a failure")
         if device is not None:
             most = len(process.machine.devices) - 1
             device = require_integer("device", device, f"an integer between 0 and {most}", 0, most)

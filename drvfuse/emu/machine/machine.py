@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, SupportsInt
 
 from ... import config
-from ...errors import ArgumentError, ClosedError, require_integer
+from ...errors import ArgumentError, ClosedError, foreign, require_flag, require_integer, shown
 from ..findings.race import PROFILES, Detector
 from ..findings.reports import Report
 from ..space.window import Window
@@ -137,13 +137,12 @@ class Machine:
             ("delay_stores", delay_stores),
             ("served", served),
         ):
-            if not isinstance(flag, bool):
-                raise ArgumentError(name, repr(flag), "True or False")
-        if not isinstance(race, bool) and race not in PROFILES:
-            raise ArgumentError("race", repr(race), "False, True or one of " + ", ".join(map(repr, PROFILES)))
-        match = re.fullmatch(r"(sm_(\d+)(\d))([af]?)", str(arch))
+            require_flag(name, flag)
+        if not isinstance(race, bool) and not (isinstance(race, str) and race in PROFILES):
+            raise ArgumentError("race", shown(race), "False, True or one of " + ", ".join(map(repr, PROFILES)))
+        match = re.fullmatch(r"(sm_(\d+)(\d))([af]?)", arch) if isinstance(arch, str) else None
         if match is None or match[1] not in _ARCHES:
-            raise ArgumentError("arch", repr(arch), f"one of {', '.join(_ARCHES)}, with or without the suffix a or f")
+            raise ArgumentError("arch", shown(arch), f"one of {', '.join(_ARCHES)}, with or without the suffix a or f")
         self._reachable = _peer_table(devices, peers)
         self.arch, self.capability = arch, (int(match[2]), int(match[3]))
         self.limits = _ARCHES[match[1]]
@@ -152,7 +151,7 @@ class Machine:
         options = {"devices": devices, "arch": arch, "seed": seed, "race": race, "sm_count": sm_count}
         options |= {"memory_bytes": memory_bytes, "delay_stores": delay_stores, "check_initialised": check_initialised}
         if record is not None and replay is not None:
-            raise ArgumentError("replay", repr(replay), "None if `record` is given")
+            raise ArgumentError("replay", shown(replay), "None if `record` is given")
         if replay is not None:
             self.lock.order = Replayer(replay, options, self.lock.stand_aside)
         elif record is not None:
@@ -225,9 +224,9 @@ class Machine:
             number = next(self._process_numbers)
             name = str(number) if name is None else name
             if not isinstance(name, str) or not name.strip() or not name.isprintable():
-                raise ArgumentError("name", repr(name), "a printable string, or None")
+                raise ArgumentError("name", shown(name), "a printable string, or None")
             if any(process.name == name for process in self.processes):
-                raise ArgumentError("name", repr(name), "a name that no other live process of the machine has")
+                raise ArgumentError("name", shown(name), "a name that no other live process of the machine has")
             self.several = True
             if self._engine is not None:
                 self._engine.count_resumes()
@@ -334,14 +333,13 @@ def _peer_table(devices: int, peers: Peers) -> list[list[bool]]:
     if peers is None or isinstance(peers, bool):
         value = peers is not False
         table = [[value] * devices for _ in range(devices)]
-    elif callable(peers):
-        table = [[bool(peers(i, j)) for j in range(devices)] for i in range(devices)]
     else:
-        try:
-            table = [[bool(x) for x in row] for row in peers]
-        except TypeError:
-            must = f"None, True, False, a matrix of {devices} x {devices}, or a function of two devices"
-            raise ArgumentError("peers", repr(peers), must) from None
+        must = f"None, True, False, a matrix of {devices} x {devices}, or a function of two devices"
+        each = range(devices)
+        if callable(peers):
+            table = foreign("peers", must, lambda: [[bool(peers(i, j)) for j in each] for i in each])
+        else:
+            table = foreign("peers", must, lambda: [[bool(x) for x in row] for row in peers])
         if len(table) != devices or any(len(row) != devices for row in table):
             raise ArgumentError("peers", f"a matrix of {len(table)} rows", f"{devices} x {devices}")
     for i in range(devices):

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ...errors import ArgumentError, DrvfuseError
+from ...errors import ArgumentError, DrvfuseError, shown
 
 if TYPE_CHECKING:
     from .process import Process
@@ -68,8 +68,8 @@ class Recorder:
     def __init__(self, path: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
         try:
             self._file = Path(path).open("w", 1, encoding="utf-8")  # noqa: SIM115 - line by line, so none is lost
-        except OSError as error:
-            raise ArgumentError("record", repr(path), f"a file that can be written ({error})") from None
+        except (OSError, TypeError, ValueError) as error:
+            raise ArgumentError("record", shown(path), f"a file that can be written ({error})") from None
         self._usual = 0
         self._known: dict[str, int] = {}
         self._file.write(f"{_TITLE}\t{json.dumps(options)}\n")
@@ -124,13 +124,14 @@ class Replayer:
     def __init__(
         self, path: str | os.PathLike[str], options: Mapping[str, Any], wait: Callable[[float], object]
     ) -> None:
-        self._path, self._wait = Path(path), wait
+        self._wait = wait
         try:
+            self._path = Path(path)
             first, *lines = self._path.read_text(encoding="utf-8").splitlines(keepends=True)
             title, written = first.rstrip("\n").split("\t")
             found = json.loads(written)
-        except (OSError, ValueError) as error:
-            raise ArgumentError("replay", repr(path), f"a record of a machine ({error})") from None
+        except (OSError, TypeError, ValueError) as error:
+            raise ArgumentError("replay", shown(path), f"a record of a machine ({error})") from None
         for name in (name for name in options if title != _TITLE or found.get(name) != options[name]):
             got = f"a record of a machine with {name}={found.get(name)!r}"
             raise ArgumentError("replay", got, f"a record of a machine with {name}={options[name]!r}")

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, SupportsInt, TypeVar, cast
 
-from ...errors import ArgumentError, require_integer
+from ...errors import ArgumentError, require_integer, shown
 from ..bindings import R
 from ..findings.reports import Report
 from ..space.access import AccessTable
@@ -173,8 +173,8 @@ class Process:
         machine.require_open()
         try:
             address = int(getattr(given, "ptr", given))
-        except (TypeError, ValueError):
-            raise ArgumentError("memory", repr(memory), "an array or an address") from None
+        except Exception:
+            raise ArgumentError("memory", shown(memory), "an array or an address") from None
         nbytes = getattr(memory, "nbytes", None) if nbytes is None else nbytes
         if nbytes is None:
             raise ArgumentError("nbytes", "not given", "the size of the range, as `memory` is a mere address")

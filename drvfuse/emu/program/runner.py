@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any
 
 from ... import __version__, config
-from ...errors import ArgumentError, Unsupported
+from ...errors import ArgumentError, Unsupported, shown
 from ..machine.machine import default_machine
 from . import children, found
 from .switch import switch_for_good
@@ -78,12 +78,12 @@ def _existing(program: Sequence[str], module: bool) -> str:
     """The name of the program. ArgumentError if it does not exist. Sets `sys.path` as Python does for a program."""
     name = program[0]
     if not module and not os.access(name, os.R_OK):
-        raise ArgumentError("the program", repr(name), "a Python script that exists and can be read")
+        raise ArgumentError("the program", shown(name), "a Python script that exists and can be read")
     if not sys.flags.safe_path:
         sys.path[0] = "" if module else str(Path(name).resolve().parent)
     # Only the package is looked up: a search for its submodule would import the package before the switch.
     if module and _is_missing(name.partition(".")[0]):
-        raise ArgumentError("-m", repr(name), "the name of a module that can be imported")
+        raise ArgumentError("-m", shown(name), "the name of a module that can be imported")
     return name
 
 
@@ -121,9 +121,9 @@ def _run(program: Sequence[str], module: bool) -> int:
     except BaseException as error:
         frames = traceback.walk_tb(error.__traceback__)
         if module and isinstance(error, ImportError) and all(f.f_code.co_filename in _BEFORE for f, _ in frames):
-            raise ArgumentError("-m", repr(program[0]), f"the name of a module that can be run: {error}") from None
-        shown = error.with_traceback(_of_program(error.__traceback__))
-        sys.excepthook(type(shown), shown, shown.__traceback__)
+            raise ArgumentError("-m", shown(program[0]), f"the name of a module that can be run: {error}") from None
+        visible = error.with_traceback(_of_program(error.__traceback__))
+        sys.excepthook(type(visible), visible, visible.__traceback__)
         below = [library for library in _BELOW if library in sys.modules]
         if below:
             names = ", ".join(below)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from ...errors import ArgumentError, ClosedError, DriverUnavailable, Unsupported
+from ...errors import ArgumentError, ClosedError, DriverUnavailable, Unsupported, shown
 from ..cudart import EmulatedRuntime
 from ..cudart.types import is_function
 from ..machine.machine import default_machine
@@ -53,7 +53,7 @@ def switched(machine: Any = None) -> Iterator[Any]:
     machine = default_machine() if machine is None else machine
     if not hasattr(machine, "driver") or not hasattr(machine, "reports"):
         expected = "a drvfuse.emu.Machine, a Process of a Machine, an AttachedMachine, or None"
-        raise ArgumentError("machine", repr(machine), expected)
+        raise ArgumentError("machine", shown(machine), expected)
     if machine.closed:
         raise ClosedError(f"{machine!r} was closed")
     before = _switch(machine)

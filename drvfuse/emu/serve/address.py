@@ -12,7 +12,7 @@ import secrets
 import socket
 import struct
 
-from ...errors import ArgumentError, DriverUnavailable
+from ...errors import ArgumentError, DriverUnavailable, shown
 
 EXPECTED = '"unix:@NAME" (a name without a file) or "unix:/PATH"'
 
@@ -29,7 +29,7 @@ def parse(text: str, argument: str) -> str:
     match = re.fullmatch(r"unix:(?:@([^\0]+)|(/[^\0]*))", text)
     name = "" if match is None else f"\0{match[1]}" if match[1] else match[2]
     if match is None or len(name.encode()) > 107:
-        raise ArgumentError(argument, repr(text), EXPECTED)
+        raise ArgumentError(argument, shown(text), EXPECTED)
     return name
 
 
@@ -44,7 +44,7 @@ def listen(address: str) -> socket.socket:
         made.listen(64)
     except OSError as error:
         made.close()
-        raise ArgumentError("address", repr(address), f"free and writable ({error.strerror or error})") from None
+        raise ArgumentError("address", shown(address), f"free and writable ({error.strerror or error})") from None
     return made
 
 

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, SupportsInt
 
-from ...errors import ArgumentError, ClosedError, DriverUnavailable
+from ...errors import ArgumentError, ClosedError, DriverUnavailable, shown
 from ..bindings import R
 from ..machine import interrupts
 from ..wire.arguments import Invalid
@@ -337,7 +337,7 @@ class AttachedMachine:
         try:
             address = int(address)
         except (TypeError, ValueError):
-            raise ArgumentError("memory", repr(memory), "an array or an address") from None
+            raise ArgumentError("memory", shown(memory), "an array or an address") from None
         self._ask("declare_polled", address, getattr(memory, "nbytes", None) if nbytes is None else nbytes)
 
     def inject(self, function: str, code: Any, *, device: int | None = None, after: int = 0, times: int = 1) -> None:

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ArgumentError, DriverUnavailable, DrvfuseError
+from ...errors import ArgumentError, DriverUnavailable, DrvfuseError, shown
 from ..native import loader
 from ..wire.message import Incoming, Outgoing
 from . import address as addresses
@@ -52,7 +52,7 @@ class Server:
         self._numbers = itertools.count(1)
         self._closed = False
         if not machine.window.shares_host:
-            raise ArgumentError("machine", repr(machine), "one that was made with served=True")
+            raise ArgumentError("machine", shown(machine), "one that was made with served=True")
         self._listening = addresses.listen(self.address)
         self._switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(min(self._switch_interval, _SWITCH_S))

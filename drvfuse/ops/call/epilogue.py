@@ -13,7 +13,7 @@ import numpy as np
 
 from ... import dtypes
 from ...dtypes import DType
-from ...errors import ArgumentError
+from ...errors import ArgumentError, foreign, shown
 
 IN_SCOPE = ("x", "i", "row", "col", "rank")
 _IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -40,7 +40,7 @@ def float32(value: float) -> Scalar:
     """Return a float32 parameter of an epilogue: `value`, a number, rounded to nearest. Raises ArgumentError for
     anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise ArgumentError("float32", repr(value), "a number")
+        raise ArgumentError("float32", shown(value), "a number")
     with np.errstate(over="ignore"):
         return Scalar(dtypes.get("float32"), float(np.float32(value)))
 
@@ -48,7 +48,7 @@ def float32(value: float) -> Scalar:
 def int32(value: int) -> Scalar:
     """Return an int32 parameter of an epilogue. Raises ArgumentError for a value that is no integer or does not fit."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not -(2**31) <= value < 2**31:
-        raise ArgumentError("int32", repr(value), "an integer from -2**31 to 2**31 - 1")
+        raise ArgumentError("int32", shown(value), "an integer from -2**31 to 2**31 - 1")
     return Scalar(dtypes.get("int32"), int(value))
 
 
@@ -61,7 +61,8 @@ class Replicated:
     copies: tuple[Any, ...]
 
     def __init__(self, copies: Iterable[object]) -> None:
-        object.__setattr__(self, "copies", tuple(copies))
+        found = foreign("copies", "one copy for each local rank", lambda: tuple(copies))
+        object.__setattr__(self, "copies", found)
 
 
 _ERROR = re.compile(r"^(?P<file>[^\n(]+)\((?P<line>\d+)\): error: (?P<text>.*(?:\n[ \t].*)+)\n(?P<mark>[ \t]+\^)", re.M)
@@ -114,10 +115,10 @@ class Epilogue:
 
     def __init__(self, expression: str, /, **parameters: object) -> None:
         if not isinstance(expression, str) or not expression.strip():
-            raise ArgumentError("epilogue", repr(expression), "a CUDA C++ expression")
+            raise ArgumentError("epilogue", shown(expression), "a CUDA C++ expression")
         found = _FORBIDDEN.search(expression)
         if found:
-            raise ArgumentError("epilogue", repr(expression), f"one C++ expression without {found.group()!r}")
+            raise ArgumentError("epilogue", shown(expression), f"one C++ expression without {found.group()!r}")
         for name, value in parameters.items():
             _check_name(name)
             if isinstance(value, (list, Replicated)):
@@ -125,7 +126,7 @@ class Epilogue:
                     raise ArgumentError(f"epilogue parameter {name}", "empty", "one value per local rank")
             elif isinstance(value, (bool, int, float, np.number)):
                 raise ArgumentError(
-                    f"epilogue parameter {name}", repr(value), "float32(value), int32(value) or an array"
+                    f"epilogue parameter {name}", shown(value), "float32(value), int32(value) or an array"
                 )
         self.expression = expression
         self.parameters: Mapping[str, Any] = MappingProxyType(dict(parameters))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ...dtypes import DType
-from ...errors import ArgumentError, CompileError
+from ...errors import ArgumentError, CompileError, shown
 from ...runtime import reach
 from ...runtime.device import Device
 from . import operands as checked
@@ -41,7 +41,7 @@ class EpilogueParameters:
         Raises ArgumentError, which names the wrong parameter.
         """
         if not isinstance(epilogue, Epilogue):
-            raise ArgumentError("epilogue", repr(epilogue), "a drvfuse.Epilogue or None")
+            raise ArgumentError("epilogue", shown(epilogue), "a drvfuse.Epilogue or None")
         parameters = {name: _parameter(devices, name, value) for name, value in epilogue.parameters.items()}
         kind = _structure(parameters)
         structures = [
@@ -114,7 +114,7 @@ def _parameter(devices: Sequence[Device], name: str, value: Any) -> _Parameter:
 
 def _array(device: Device, name: str, value: Any) -> Operand:
     if isinstance(value, Scalar):
-        raise ArgumentError(name, repr(value), "an array, as the parameter is on the other ranks")
+        raise ArgumentError(name, shown(value), "an array, as the parameter is on the other ranks")
     operand = checked.whole(name, value, device.driver)
     if not operand.array.size:
         raise ArgumentError(name, f"of shape {operand.array.shape}", "an array of at least one element")

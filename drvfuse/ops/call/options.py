@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any
 
-import numpy as np
-
 from ...comm.group import Group
-from ...errors import ArgumentError, Unsupported, any_of, require_kind, require_real
+from ...errors import ArgumentError, Unsupported, any_of, require_integer, require_kind, require_real, shown
 
 
 class PDLLevel(IntEnum):
@@ -50,11 +48,11 @@ def open_group(group: Group) -> None:
 def pdl_level(value: Any) -> PDLLevel:
     """Return the caller's `pdl_level`. Raises ArgumentError, or Unsupported for NO_WAIT_OVERLAP_AT_END."""
     try:
-        level = value if isinstance(value, PDLLevel) else PDLLevel(value)
-    except ValueError:
+        level = value if isinstance(value, PDLLevel) else PDLLevel(require_integer("pdl_level", value, ""))
+    except (ArgumentError, ValueError):
         accepted = (level for level in PDLLevel if level is not PDLLevel.NO_WAIT_OVERLAP_AT_END)
         raise ArgumentError(
-            "pdl_level", repr(value), "one of " + ", ".join(f"PDLLevel.{level.name}" for level in accepted)
+            "pdl_level", shown(value), "one of " + ", ".join(f"PDLLevel.{level.name}" for level in accepted)
         ) from None
     if level is PDLLevel.NO_WAIT_OVERLAP_AT_END:
         raise Unsupported(
@@ -67,7 +65,7 @@ def pdl_level(value: Any) -> PDLLevel:
 def one_of(argument: str, value: Any, allowed: Sequence[str]) -> str:
     """Return `value`. Raise ArgumentError if it is not one of the names `allowed`."""
     if not isinstance(value, str) or value not in allowed:
-        raise ArgumentError(argument, repr(value), any_of(list(map(repr, allowed))))
+        raise ArgumentError(argument, shown(value), any_of(list(map(repr, allowed))))
     return value
 
 
@@ -76,9 +74,8 @@ def block_limit(value: Any, budget: int) -> int:
     `budget`."""
     if value is None:
         return budget
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= budget:
-        raise ArgumentError("max_num_blocks", repr(value), f"an integer from 1 to {budget}, the group's max_blocks")
-    return int(value)
+    expected = f"an integer from 1 to {budget}, the group's max_blocks"
+    return require_integer("max_num_blocks", value, expected, 1, budget)
 
 
 real = require_real

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...errors import ArgumentError, counted
+from ...errors import ArgumentError, counted, shown
 from ...runtime.stream import Stream, StreamLike
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def resolve_stream(device: Device, stream: Any, inputs: Sequence[Operand]) -> St
         return device.stream
     if isinstance(stream, str):
         if stream != "current":
-            raise ArgumentError("stream", repr(stream), 'None, "current" or a stream')
+            raise ArgumentError("stream", shown(stream), 'None, "current" or a stream')
         return _current(inputs[0], "stream")
     return Stream.wrap(device, stream)
 
@@ -45,11 +45,11 @@ def resolve_streams(group: Group, streams: Any, inputs: Sequence[Operand]) -> li
         return [rank.stream for rank in group.ranks]
     if isinstance(streams, str):
         if streams != "current":
-            raise ArgumentError("streams", repr(streams), 'None, "current", or a list of streams, one per local rank')
+            raise ArgumentError("streams", shown(streams), 'None, "current", or a list of streams, one per local rank')
         return [_current(operand, "streams") for operand in inputs]
     several = isinstance(streams, (list, tuple))
     if (len(streams) if several else 1) != len(group):
-        got = f"a list of {counted(len(streams), 'stream')}" if several else repr(streams)
+        got = f"a list of {counted(len(streams), 'stream')}" if several else shown(streams)
         raise ArgumentError("streams", got, f"a list of {counted(len(group), 'stream')}, one per local rank")
     return [
         rank.wrap(stream, f"streams[{position}]")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...errors import ArgumentError
+from ...errors import ArgumentError, shown
 from ...runtime.array import Array
 from ...runtime.device import Device
 from ...runtime.graph import Graph
@@ -90,14 +90,14 @@ class GroupTurns:
     def choose(self, streams: Any, rank: Any, stream: Any, inputs: Sequence[Operand]) -> tuple[list[int], list[Stream]]:
         if rank is None:
             if stream is not None:
-                raise ArgumentError("stream", repr(stream), "given together with rank=; use streams= for all ranks")
+                raise ArgumentError("stream", shown(stream), "given together with rank=; use streams= for all ranks")
             return [], resolve_streams(self.group, streams, inputs)
         if streams is not None:
-            raise ArgumentError("streams", repr(streams), "None together with rank=; use stream=")
+            raise ArgumentError("streams", shown(streams), "None together with rank=; use stream=")
         for position, local in enumerate(self._ranks):
             if local.index == rank and not isinstance(rank, bool):
                 return [position], [] if stream is None else [local.wrap(stream)]
-        raise ArgumentError("rank", repr(rank), f"a local rank, one of {[local.index for local in self._ranks]}")
+        raise ArgumentError("rank", shown(rank), f"a local rank, one of {[local.index for local in self._ranks]}")
 
     def follow(self, positions: Sequence[int], streams: Sequence[Stream]) -> bool:
         elsewhere = False
@@ -129,7 +129,7 @@ class DeviceTurns:
     def choose(self, streams: Any, rank: Any, stream: Any, inputs: Sequence[Operand]) -> tuple[list[int], list[Stream]]:
         for name, value in () if streams is rank is None else (("streams", streams), ("rank", rank)):
             if value is not None:
-                raise ArgumentError(name, repr(value), "left out: the op is on one device; use stream=")
+                raise ArgumentError(name, shown(value), "left out: the op is on one device; use stream=")
         return [], [resolve_stream(self.device, stream, inputs)]
 
     def admit(self, streams: Sequence[Stream]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ... import dtypes
 from ...dtypes import DType
-from ...errors import ArgumentError, Unsupported
+from ...errors import ArgumentError, Unsupported, require_flag, shown
 from ...plans.coat_rows import Division, column_run
 from ...plans.definitions import defines
 from ...plans.scratch import GRID_BYTES
@@ -69,6 +69,7 @@ def fp8_division_transpose(
     `drvfuse.reference.coat_rmsnorm.fp8_division`.
     """
     given = Options.of(outputs, stream, pdl_level, workspace)
+    require_flag("only_transposed", only_transposed)
     names = ("y_t", "s_y") if only_transposed else ("y", "s_y", "y_t")
     return _divide("fp8_division_transpose", given, names, x, QB, fp8type, s_y, stochastic)
 
@@ -95,10 +96,10 @@ def _divide(
     op: str, given: Options, names: tuple[str, ...], x: Any, QB: Any, fp8type: Any, s_y: Any, stochastic: Any
 ) -> Prepared[tuple[Array, ...]]:
     """The prepared call of `op`. It returns the results `names`, such as "y" and "s_y", in that order."""
-    if stochastic:
+    if require_flag("stochastic", stochastic):
         raise Unsupported("stochastic=True: COAT's stochastic rounding is biased by half a step; pass False")
     if isinstance(QB, bool) or not isinstance(QB, int) or QB < 1:
-        raise ArgumentError("QB", repr(QB), "a positive integer")
+        raise ArgumentError("QB", shown(QB), "a positive integer")
     target = dtypes.fp8(fp8type, "fp8type")
     driver = operands.driver_of(x=x, s_y=s_y)
     xs = operands.rows("x", x, driver, _INPUTS)

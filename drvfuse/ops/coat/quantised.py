@@ -11,7 +11,7 @@ import numpy as np
 
 from ... import dtypes
 from ...dtypes import DType
-from ...errors import ArgumentError
+from ...errors import ArgumentError, shown
 from ...runtime.driver import Driver
 from ...runtime.interop import ArrayLike
 from ..call import operands
@@ -28,7 +28,7 @@ COAT_WARPS = 8  # ops return it as `num_warps`, as COAT's functions do; it has n
 def group_size(QB: Any) -> int:
     """`QB` as an int. Raises ArgumentError unless it is 16, 32, 64 or 128."""
     if isinstance(QB, bool) or not isinstance(QB, (int, float, np.integer)) or QB not in GROUPS:
-        raise ArgumentError("QB", repr(QB), "one of " + ", ".join(map(str, GROUPS)))
+        raise ArgumentError("QB", shown(QB), "one of " + ", ".join(map(str, GROUPS)))
     return int(QB)
 
 
@@ -73,7 +73,7 @@ def transposed_shape(shape: tuple[int, ...], transpose_output_2d: Any) -> tuple[
     """The shape of qy_t for an x of shape `shape`, and the number of rows of a batch. Each batch is transposed as a
     matrix."""
     if not isinstance(transpose_output_2d, bool):
-        raise ArgumentError("transpose_output_2d", repr(transpose_output_2d), "True or False")
+        raise ArgumentError("transpose_output_2d", shown(transpose_output_2d), "True or False")
     count, columns = math.prod(shape[:-1]), shape[-1]
     if len(shape) == 3 and not transpose_output_2d:
         return (shape[0], columns, shape[1]), shape[1]

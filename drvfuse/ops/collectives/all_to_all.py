@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ...errors import ArgumentError, counted, kind_of
 from ...plans import moves, node_moves
 from ...plans.node_moves import NodeRanks
@@ -85,7 +87,7 @@ def all_to_all(
 
 
 def _table(splits: Any, ranks: int) -> tuple[tuple[int, ...], ...]:
-    if hasattr(splits, "tolist"):
+    if isinstance(splits, np.ndarray):
         splits = splits.tolist()
     if not isinstance(splits, (list, tuple)):
         raise ArgumentError("splits", kind_of(splits), f"a {ranks} x {ranks} table of row counts")

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...errors import ArgumentError
+from ...errors import require_integer
 from ...plans import moves, node_moves
 from ...plans.node_moves import NodeRanks
 from ...runtime.array import Array
@@ -51,8 +51,7 @@ def broadcast(
     in numpy.
     """
     common = moving.options("broadcast", group, algo, pdl_level, max_num_blocks, trace, (RELAY,))
-    if isinstance(root, bool) or not hasattr(root, "__index__") or not 0 <= root < group.size:
-        raise ArgumentError("root", repr(root), f"a rank of the group, 0 to {group.size - 1}")
+    root = require_integer("root", root, f"a rank of the group, 0 to {group.size - 1}", 0, group.size - 1)
     sources = operands.of_ranks(group, "inputs", inputs, alignment=1)
     first = sources[0]
     queues = resolve_streams(group, streams, sources)

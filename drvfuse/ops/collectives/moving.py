@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...errors import ArgumentError, counted, kind_of
+import numpy as np
+
+from ...errors import ArgumentError, counted, kind_of, require_integer
 from ...plans import moves
 from ...plans.arranged_scales import Arrangement
 from ...plans.traffic import Traffic
@@ -81,7 +83,7 @@ def options(
 def lengths(argument: str, value: Any, ranks: int) -> tuple[int, ...]:
     """Return the number of rows of each rank: the caller's list `value`, checked. Raises ArgumentError, which names
     `argument`."""
-    if hasattr(value, "tolist"):
+    if isinstance(value, np.ndarray):
         value = value.tolist()
     if not isinstance(value, (list, tuple)):
         raise ArgumentError(argument, kind_of(value), f"a list of {ranks} numbers of rows, one for each rank")
@@ -89,8 +91,7 @@ def lengths(argument: str, value: Any, ranks: int) -> tuple[int, ...]:
         got, expected = (f"a list of {counted(count, 'entry', 'entries')}" for count in (len(value), ranks))
         raise ArgumentError(argument, got, f"{expected}, one for each rank of the group")
     for position, rows in enumerate(value):
-        if isinstance(rows, bool) or not hasattr(rows, "__index__") or rows < 0:
-            raise ArgumentError(f"{argument}[{position}]", repr(rows), "an integer of at least 0: a number of rows")
+        require_integer(f"{argument}[{position}]", rows, "an integer of at least 0: a number of rows", 0)
     return tuple(map(int, value))
 
 
