@@ -102,8 +102,6 @@ def _module(proc: Process, context: Context, image: EngineModule) -> Module:
             proc.machine.window.view(start, len(variable.init))[:] = np.frombuffer(variable.init, np.uint8)
             for at, target in variable.relocations:
                 proc.machine.window.view(start + at, 8).view("<u8")[:] = allocation.base + target
-        # this includes variables without an initialiser, as they are zero
-        proc.machine.window.mark_initialised(allocation.base, image.globals_bytes)
     proc.add(module)
     context.modules.add(module)
     return module

@@ -330,8 +330,10 @@ class ProcessMemory:
 
     def _take(self, device: Device, nbytes: int, mask: int, kind: Kind) -> int:
         self.charge(device, nbytes)
+        zeroed = kind is Kind.GLOBALS  # variables without an initial value are zero
+        table = self._process.table
         try:
-            return self._window.alloc(nbytes, device.index, mask, mask, kind=kind, table=self._process.table)
+            return self._window.alloc(nbytes, device.index, mask, mask, kind=kind, initialised=zeroed, table=table)
         except WindowError as error:
             device.used -= nbytes
             raise self.full(device, nbytes, f"{error}: set DRVFUSE_EMU_WINDOW_GIB to a larger number") from None

@@ -73,6 +73,7 @@ def test_accesses_inside_a_parameter_are_made(machine: Machine, body: str, store
         ("ld.param.u32 %r2, [p+24];", "out_of_bounds", "read of 4 bytes at offset 24 of a parameter of 24 bytes"),
         ("ld.param.v4.u32 {%r2,%r3,%r4,%r5}, [p+16];", "out_of_bounds", "read of 16 bytes at offset 16 of a parameter"),
         ("ld.param.u32 %r2, [p-4];", "out_of_bounds", "read of 4 bytes at offset -4 of a parameter of 24 bytes"),
+        ("ld.param.v4.u32 {%r2,%r3,%r4,%r5}, [p];", "misaligned", "at offset 0 of a parameter of 24 bytes"),
         (
             "ld.param.u32 %r2, [p+2];",
             "misaligned",

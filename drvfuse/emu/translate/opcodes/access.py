@@ -93,7 +93,7 @@ def place(g: Emitter, operand: Any, space: str, size: int, flags: int, ins: Inst
     offset.
     """
     named = g.parameter(operand) if space == "param" else None
-    if named is not None and not _inside(*named, size):
+    if named is not None and not _inside(g, *named, size):
         g.refuse_parameter(*named, size, flags, ins)
         return lambda offset: "null"  # no thread comes here
     address = g.address(operand, space)
@@ -103,6 +103,7 @@ def place(g: Emitter, operand: Any, space: str, size: int, flags: int, ins: Inst
     return lambda offset: _pointer(g, address, offset)
 
 
-def _inside(var: Var, offset: int, size: int) -> bool:
+def _inside(g: Emitter, var: Var, offset: int, size: int) -> bool:
     """Whether an access of `size` bytes at an offset in a parameter is aligned and inside of the parameter."""
-    return 0 <= offset <= var.size - size and offset % size == 0
+    begin = g.unit.param_offset(g.fn, var) if g.mode == "kernel" and g.is_of_kernel(var) else 0
+    return 0 <= offset <= var.size - size and (begin + offset) % size == 0
