@@ -281,7 +281,9 @@ class Machine:
         if report.kind == "unsupported" and any(_same(report, known) for known in self.reports):
             return
         self.reports.append(report)
-        log.log(logging.INFO if report.kind == "race" else logging.WARNING, "%s", report.brief())
+        # A name that is no UTF-8 is escaped, since a handler that writes to a file could not encode it.
+        line = report.brief().encode(errors="backslashreplace").decode()
+        log.log(logging.INFO if report.kind == "race" else logging.WARNING, "%s", line)
 
     def finding(self, device: int) -> Report | None:
         """The report of the fault that ended the work on a device. None if no context on the device has had a fault."""

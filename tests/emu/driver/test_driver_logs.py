@@ -72,7 +72,9 @@ def test_a_callback_receives_failed_calls(cuda: Any) -> None:
     assert code(cuda.cuLogsRegisterCallback(0, 7)) == R.CUDA_ERROR_INVALID_VALUE
 
 
-def test_names_that_are_not_utf_8_are_logged_as_they_were_given(either: Any, tmp_path: Path) -> None:
+def test_names_that_are_not_utf_8_are_logged_as_they_were_given(
+    either: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     received: list[bytes] = []
     signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
     function = signature(lambda data, level, line, size: received.append(line))
@@ -85,4 +87,5 @@ def test_names_that_are_not_utf_8_are_logged_as_they_were_given(either: Any, tmp
     _, size = ok(either.cuLogsDumpToMemory(None, buffer, 4000, 0))
     ok(either.cuLogsDumpToFile(None, bytes(path), 0))
     assert bytes(buffer[:size]) == path.read_bytes() and b"\xff\xfe" in path.read_bytes()
+    assert "\\udcff\\udcfe" in caplog.text  # Python's loggers get text that can be encoded
     assert isinstance(either, LoopbackDriver) or b"".join(received) + b"\n" == path.read_bytes()
