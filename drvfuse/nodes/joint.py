@@ -28,7 +28,8 @@ class NodesWanted:
         if self.nodes != "auto":
             require_integer("nodes", self.nodes, '"auto" or a number of nodes', 1)
         find_order(self.node_order, 1)
-        check_engine(self.exchange)
+        if not isinstance(self.exchange, _Used):
+            check_engine(self.exchange)
 
     @property
     def engine(self) -> str:

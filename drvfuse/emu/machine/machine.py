@@ -129,7 +129,7 @@ class Machine:
     ) -> None:
         self.runtime_driver: Any = None  # the `runtime.driver.Driver` of the machine's own process
         devices = _integer("devices", devices, 1, MAX_DEVICES)
-        seed = _integer("seed", seed)
+        seed = _integer("seed", seed, -(1 << 128), 1 << 128)
         sm_count = _integer("sm_count", sm_count, 1)
         memory_bytes = _integer("memory_bytes", memory_bytes, 1)
         for name, flag in (

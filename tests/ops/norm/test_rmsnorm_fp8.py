@@ -111,7 +111,7 @@ def test_the_residual_is_updated_in_place(device, rng):
 )
 def test_bits_are_those_of_the_collective_of_one_rank(driver, rng, name, others):
     of = call(rng, (7, 1024), **others)
-    with df.Group.local(1, driver=driver) as group:
+    with df.Group.local(1, driver=driver, max_blocks=4) as group:
         arrays = on_device(group[0].device, of)
         options = {f"{argument}s": arrays[argument] for argument in ("residual", "beta") if argument in arrays}
         found = df.allreduce_rmsnorm_fp8(
@@ -129,7 +129,7 @@ def test_rows_with_an_infinite_factor_have_the_bits_of_the_reference(driver, rng
     of.arrays["inputs"][:] = (1e-30 * rng.integers(-1, 2, (3, 1024))).astype(of.arrays["inputs"].dtype)
     of.arrays["inputs"][:, 64:128] = of.arrays["inputs"].dtype.type(1e-30)
     wanted = reference.rmsnorm_fp8(epsilon=0.0, **of.arrays, **of.rest)
-    with df.Group.local(1, driver=driver) as group:
+    with df.Group.local(1, driver=driver, max_blocks=4) as group:
         arrays = on_device(group[0].device, of)
         alone = df.rmsnorm_fp8(epsilon=0.0, **arrays, **of.rest)
         found = df.allreduce_rmsnorm_fp8(group, *arrays.values(), epsilon=0.0, **of.rest)
