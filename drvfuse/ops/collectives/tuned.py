@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ... import config
+from ... import config, own_files
 from ...errors import ArgumentError
 from ...plans.tuning import Cost, Costs, costs
 from . import plan
@@ -40,27 +42,34 @@ def path() -> Path:
 
 def stored(file: Path) -> dict[str, Measured]:
     """Return the contents of the file; empty if there is none. Raises ArgumentError if it is not what `drvfuse tune`
-    writes."""
+    writes, or if another user may have written it. A link is followed, since the user has chosen the path."""
+    file = file.resolve()
     try:
-        if not file.exists():
-            return {}
-        if not file.is_file():
-            raise ValueError("it is no regular file")
-        return {name: _measured(values) for name, values in json.loads(file.read_text()).items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            text = own_files.read(file.name, folder)
+        finally:
+            os.close(folder)
+        return {name: _measured(values) for name, values in json.loads(text).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, own_files.Untrusted) as error:
         expected = "as `drvfuse tune` writes it; delete it, or run `drvfuse tune` with another setting `tuning`"
         raise ArgumentError(f"the tuning file {str(file)!r}", f"unreadable ({error})", expected) from None
 
 
 def store(file: Path, all_costs: dict[str, Measured]) -> None:
-    """Replace the file atomically, or remove it if there are no costs."""
+    """Replace the file atomically by one that only this user can write, or remove it if there are no costs."""
     if not all_costs:
         file.unlink(missing_ok=True)
         return
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(all_costs, indent=1))
-    partial.replace(file)
+    own_files.make_folder(file.parent)
+    partial = file.with_name(f"{file.name}-{uuid.uuid4().hex}")
+    try:
+        own_files.write(partial, json.dumps(all_costs, indent=1).encode())
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _measured(values: dict[str, Any]) -> Measured:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+
 import pytest
 
 import drvfuse as df
@@ -120,6 +123,30 @@ def test_a_folder_in_place_of_the_file_is_an_error(tmp_path):
         pytest.raises(ArgumentError, match="tuning file .* unreadable"),
     ):
         chosen(machine)
+
+
+def test_what_is_stored_is_this_users_alone(tmp_path):
+    file = tmp_path / "cache" / "tuning.json"
+    tuned.store(file, {"2 x a": SLOW_ONE_SHOT})
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert list(file.parent.iterdir()) == [file]
+    link = tmp_path / "link.json"
+    link.symlink_to(file)
+    assert tuned.stored(link) == {"2 x a": SLOW_ONE_SHOT}
+
+
+def test_a_file_that_others_may_have_written_is_an_error(file):
+    tuned.store(file, {"2 x a": SLOW_ONE_SHOT})
+    file.chmod(0o666)
+    with pytest.raises(ArgumentError, match="tuning file .* may be written by other users"):
+        tuned.stored(file)
+
+
+def test_a_fifo_in_place_of_the_file_is_not_waited_for(file):
+    os.mkfifo(file, 0o600)
+    with pytest.raises(ArgumentError, match="tuning file .* not a regular file"):
+        tuned.stored(file)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
