@@ -172,7 +172,7 @@ class Decoder:
                 weights[name],
                 None,
                 n_normed=0,
-                eps=EPSILON,
+                epsilon=EPSILON,
                 act_scales=None if scales is None else scales[r],
                 epilogue=epilogue,
                 unnormed_output=outputs[r],
@@ -247,7 +247,7 @@ class Reference:
         return np.concatenate(self.product("head", [x] * RANKS, scales), axis=1)[0]
 
     def product(self, name: str, inputs: list, scales=None, epilogue=None, out_dtype=np.float32) -> list:
-        given = {"n_normed": 0, "eps": EPSILON, "act_scales": scales, "epilogue": epilogue, "out_dtype": out_dtype}
+        given = {"n_normed": 0, "epsilon": EPSILON, "act_scales": scales, "epilogue": epilogue, "out_dtype": out_dtype}
         return [
             reference.gemv.gemv_partial_norm(act, weights[name], None, **given).unnormed
             for act, weights in zip(inputs, self.weights, strict=True)

@@ -184,7 +184,7 @@ class Objects:
         add(df.allreduce_rmsnorm_fp8, group, self.inputs, gammas, use_multimem=False, **normed)
         add(df.reduce_scatter_rmsnorm_fp8, group, self.inputs, gammas, splits=None, **normed)
         one = {"pdl_level": df.PDLLevel.OFF, "stream": None}
-        add(df.gemv_partial_norm, act, weight, ones[:32], n_normed=32, eps=1e-6, finish_counter=None, **one)
+        add(df.gemv_partial_norm, act, weight, ones[:32], n_normed=32, epsilon=1e-6, finish_counter=None, **one)
         options = {"weight_offset": 0.0, "norm": "rms", "quantisation": None}
         add(df.rmsnorm_fp8, self.inputs[0], gammas[0], epsilon=1e-6, residual=None, beta=None, **options, **one)
         given = {"outputs": None, "workspace": None, **one}

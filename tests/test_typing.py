@@ -38,10 +38,10 @@ with df.Group.local(2, driver=machine) as group:
     assert_type(df.allreduce.prepare(group, inputs).launch(), list[df.Array])
     assert_type(df.broadcast(group, inputs, root=1), list[df.Array])
     assert_type(df.all_to_all.prepare(group, inputs, inputs, algo="put").launch(), list[df.Array])
-    assert_type(df.all_gather(group, inputs), list[df.Array])
     gathered = df.all_gather(group, inputs, scales=inputs)
     assert_type(gathered, df.Gathered)
-    assert_type(gathered.scales, list[df.Array])
+    assert_type(gathered.output, list[df.Array])
+    assert_type(gathered.scales, list[df.Array] | None)
     with group.symmetric(64, multicast=True) as buffer:
         assert_type(buffer.multicast_ptr, int | None)
     assert_type(df.Multicast.granularity([rank.device for rank in group]), int)
@@ -81,7 +81,7 @@ def divide(x: df.ArrayLike) -> None:
     array.copy_from(x)
 
 
-normed, unnormed = df.gemv_partial_norm(array, array, Foreign(), n_normed=8, eps=1e-6)
+normed, unnormed = df.gemv_partial_norm(array, array, Foreign(), n_normed=8, epsilon=1e-6)
 assert_type(normed, df.Array)
 rows = df.rmsnorm_fp8(array, Foreign(), epsilon=1e-6, quantisation=df.Quantisation.mxfp8(layout="tiles"))
 assert_type((rows.output, rows.scales), tuple[df.Array, df.Array | None])

@@ -130,7 +130,7 @@ class CollectiveCalls:
                     of_rank[number % len(of_rank)],
                     None,
                     n_normed=0,
-                    eps=0.0,
+                    epsilon=0.0,
                     unnormed_output=x[0],
                     pdl_level=PDLLevel.OVERLAP_AT_BEGINNING,
                 ).launch

@@ -151,7 +151,7 @@ class Bench:
             gemv_partial_norm,
             **scales,
             n_normed=n_normed,
-            eps=EPSILON,
+            epsilon=EPSILON,
             normed_output=device.empty((rows, n_normed), "bfloat16"),
             unnormed_output=device.empty((rows, n - n_normed), "bfloat16"),
             pdl_level=level,

@@ -89,7 +89,7 @@ def cases(driver: Driver, ranks: int) -> Iterator[list[Case]]:
         forward = [device.empty((16, 1024), x.dtype), device.empty((), "bfloat16")]
         forward += [device.empty((1024, 16), x.dtype), device.empty(16, "float32")]
         fused = {"epsilon": 1e-6, "outputs": quantised, "scales": scales}
-        both = {"n_normed": 48, "eps": 1e-6, "normed_output": normed, "unnormed_output": unnormed}
+        both = {"n_normed": 48, "epsilon": 1e-6, "normed_output": normed, "unnormed_output": unnormed}
         yield [
             _case(group, f"allreduce, {ranks} ranks", allreduce, group, xs, ys),
             _case(group, f"allreduce_rmsnorm_fp8, {ranks} ranks", allreduce_rmsnorm_fp8, group, xs, gammas, **fused),

@@ -26,7 +26,7 @@ NORMED = 27
 def _solved(number: int) -> Step:
     act = random(number, (2, COLUMNS), "bfloat16")
     weight, gamma = random(0, (ROWS, COLUMNS), "bfloat16"), random(0, (NORMED,), "bfloat16")
-    found = gemv_reference.gemv_partial_norm(act, weight, gamma, n_normed=NORMED, eps=EPSILON)
+    found = gemv_reference.gemv_partial_norm(act, weight, gamma, n_normed=NORMED, epsilon=EPSILON)
     return Step((act,), found._asdict(), (weight, gamma))
 
 
@@ -44,7 +44,7 @@ def _launch(
         weight,
         gamma,
         n_normed=NORMED,
-        eps=EPSILON,
+        epsilon=EPSILON,
         normed_output=out["normed"],
         unnormed_output=out["unnormed"],
         pdl_level=pdl_level,
@@ -68,7 +68,7 @@ def _solved_fp8(number: int) -> Step:
     )
     gamma = random(0, (NORMED,), "bfloat16")
     scales: dict[str, Any] = {"act_scales": of_act, "weight_scales": of_weight}
-    found = gemv_reference.gemv_partial_norm(act, weight, gamma, n_normed=NORMED, eps=EPSILON, **scales)
+    found = gemv_reference.gemv_partial_norm(act, weight, gamma, n_normed=NORMED, epsilon=EPSILON, **scales)
     return Step((act, of_act), found._asdict(), (weight, of_weight, gamma))
 
 

@@ -127,6 +127,6 @@ def _open_gemv(driver: Driver, n: int, k: int, normed: int) -> Iterator[_Ready]:
     trace = Trace(device, nbytes=_BYTES)
 
     def launch() -> object:
-        return gemv_partial_norm(act, weight, gamma, n_normed=normed, eps=1e-3, trace=trace)
+        return gemv_partial_norm(act, weight, gamma, n_normed=normed, epsilon=1e-3, trace=trace)
 
     yield trace, launch, f"gemv_partial_norm, N {n}, K {k}, n_normed {normed}, bfloat16"

@@ -94,7 +94,7 @@ def gemv_partial_norm(
     gamma: NDArray | None,
     *,
     n_normed: int,
-    eps: float,
+    epsilon: float,
     act_scales: NDArray | None = None,
     weight_scales: NDArray | None = None,
     bias: NDArray | None = None,
@@ -120,7 +120,7 @@ def gemv_partial_norm(
     first = np.ascontiguousarray(y[:, :n_normed])
     with np.errstate(all="ignore"):
         mean = row_sum_of_squares(first, "float32") / np.float32(max(n_normed, 1))
-        factor = np.float32(1) / np.sqrt(mean + np.float32(eps))
+        factor = np.float32(1) / np.sqrt(mean + np.float32(epsilon))
         gammas = np.ones(0, np.float32) if gamma is None else np.asarray(gamma).astype(np.float32)
         scaled = (first * gammas) * factor[:, None]
     return Normed(

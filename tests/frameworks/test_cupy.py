@@ -104,7 +104,7 @@ def test_all_gather_and_reduce_scatter_read_arrays_and_their_results_are_read_ba
     hosts = randoms(rng, ranks, (8, 520))
     with connect(ranks) as group:
         inputs = arrays(group, hosts)
-        gathered, scattered = df.all_gather(group, inputs), df.reduce_scatter(group, inputs)
+        gathered, scattered = df.all_gather(group, inputs).output, df.reduce_scatter(group, inputs)
         assert same([cupy.from_dlpack(array) for array in gathered], reference.all_gather(hosts))
         for array, expected in zip(scattered, reference.reduce_scatter(hosts), strict=True):
             assert same([cupy.from_dlpack(array)], expected)

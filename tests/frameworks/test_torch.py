@@ -103,7 +103,7 @@ def test_all_gather_and_reduce_scatter_read_tensors_and_their_results_are_read_b
     hosts = randoms(rng, ranks, (8, 520), BF16)
     with connect(ranks) as group:
         inputs = tensors(group, hosts)
-        gathered = [torch.from_dlpack(a) for a in df.all_gather(group, inputs, streams="current")]
+        gathered = [torch.from_dlpack(a) for a in df.all_gather(group, inputs, streams="current").output]
         assert same(gathered, reference.all_gather(hosts))
         scattered = [torch.from_dlpack(a) for a in df.reduce_scatter(group, inputs, streams="current")]
         wait()

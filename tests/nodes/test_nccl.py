@@ -191,7 +191,7 @@ def test_bytes_are_sent_and_received_in_one_group(stand, rng):
         found = df.all_to_all(group, xs, splits=splits)
         for y, expected in zip(found, reference.all_to_all(hosts, splits), strict=True):
             assert (y.numpy() == expected).all()
-        for y in df.all_gather(group, xs, splits=[len(host) for host in hosts]):
+        for y in df.all_gather(group, xs, splits=[len(host) for host in hosts]).output:
             assert (y.numpy() == reference.all_gather(hosts)).all()
 
 

@@ -156,7 +156,7 @@ def test_an_untraced_gemv_has_no_trace_code(m, tmp_path, monkeypatch):
         with df.emu.Machine(devices=1) as machine, config.override(cache=False):
             device = df.device(0, driver=machine)
             act, weight, gamma = (device.zeros(shape, "bfloat16") for shape in ((m, 264), (9, 264), (5,)))
-            df.gemv_partial_norm(act, weight, gamma, n_normed=5, eps=1e-6)
+            df.gemv_partial_norm(act, weight, gamma, n_normed=5, epsilon=1e-6)
             (kernel,) = device.driver.part(KernelCache).kernels.values()
             return comparable(kernel.module.image.ptx, folder)
 

@@ -3,7 +3,7 @@
 //
 // Computes, for act [M, K] with M of 1 to 8, and weight [N, K]:
 //   y = epilogue(act . weight^T + bias)               fp32, not stored
-//   normed = (y * gamma) * (1 / sqrt(mean of y^2 + eps)) over the first n_normed columns of y       [M, n_normed]
+//   normed = (y * gamma) * (1 / sqrt(mean of y^2 + epsilon)) over the first n_normed columns of y       [M, n_normed]
 //   unnormed = the other columns of y, rounded                                                      [M, N - n_normed]
 // act and weight may be FP8 with scales, which multiply sums of products. The scales of the weight are one number, [N]
 // or [N, ceil(K / 128)], those of act one number, [M] or [M, ceil(K / 128 or 64)]. act and weight have row strides,

@@ -99,7 +99,7 @@ public:
         // A butterfly over BUCKETS lanes suffices: the buckets from BUCKETS on are 0.
         const float sum = butterfly_sum<BUCKETS / 2>(buckets[m][lane % BUCKETS]);
         const float mean = __fdiv_rn(sum, float(p.n_normed));
-        return __frcp_rn(__fsqrt_rn(__fadd_rn(mean, p.eps)));
+        return __frcp_rn(__fsqrt_rn(__fadd_rn(mean, p.epsilon)));
     }
 
     // Stores the normed columns of this lane.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ... import dtypes
 from ...errors import ArgumentError, kind_of
@@ -34,75 +34,13 @@ Arrays = ArrayLike | Sequence[ArrayLike]
 
 
 class Gathered(NamedTuple):
-    """What `all_gather` returns with scales: two lists, of all rows and of all scales, with an array per local rank."""
+    """What `all_gather` returns: lists of all rows and of all scales with an array per local rank, or bare arrays.
+    `scales` is None if the call has none. Arrays that the caller gave are returned as they are."""
 
     output: list[Array]
-    scales: list[Array]
+    scales: list[Array] | None
 
 
-class _Options(TypedDict, total=False):
-    splits: Sequence[int] | None
-    quantisation: Quantisation | None
-    gathered_scales: Arrays | None
-    algo: str
-    pdl_level: PDLLevel
-    max_num_blocks: int | None
-    streams: Streams
-    trace: Trace | None
-
-
-class AllGather(Protocol):
-    """The signatures of `all_gather`: it returns a list without scales, and `Gathered` with scales."""
-
-    __name__: str
-
-    @overload
-    def __call__(
-        self,
-        group: Group,
-        inputs: Arrays,
-        outputs: Arrays | None = None,
-        *,
-        scales: None = None,
-        **options: Unpack[_Options],
-    ) -> list[Array]: ...
-    @overload
-    def __call__(
-        self,
-        group: Group,
-        inputs: Arrays,
-        outputs: Arrays | None = None,
-        *,
-        scales: Arrays,
-        **options: Unpack[_Options],
-    ) -> Gathered: ...
-    @overload
-    def prepare(
-        self,
-        group: Group,
-        inputs: Arrays,
-        outputs: Arrays | None = None,
-        *,
-        scales: None = None,
-        **options: Unpack[_Options],
-    ) -> Prepared[list[Array]]: ...
-    @overload
-    def prepare(
-        self,
-        group: Group,
-        inputs: Arrays,
-        outputs: Arrays | None = None,
-        *,
-        scales: Arrays,
-        **options: Unpack[_Options],
-    ) -> Prepared[Gathered]: ...
-
-
-def _typed(made: Any) -> AllGather:
-    return made
-
-
-@_typed
 @op
 def all_gather(
     group: Group,
@@ -118,7 +56,7 @@ def all_gather(
     max_num_blocks: int | None = None,
     streams: Streams = None,
     trace: Trace | None = None,
-) -> Prepared[list[Array] | Gathered]:
+) -> Prepared[Gathered]:
     """Join the ranks' inputs along dimension 0, in the order of the ranks; every rank gets all rows.
 
     `inputs` is a list with one array per local rank, contiguous and on its rank's device, of at least one dimension.
@@ -128,9 +66,9 @@ def all_gather(
     unchanged. In place: an input may be the part of its rank's output where its rows belong. Otherwise inputs and
     outputs must share no memory.
 
-    `scales` are gathered by the same launch into `gathered_scales`, and a `Gathered` is returned: (output, scales).
-    Without scales a list of the outputs is returned. Without `quantisation` scales are arrays of any dtype that have a
-    row for each row of the inputs, and they are joined along dimension 0.
+    Returns `Gathered(output, scales)`. `scales` are gathered by the same launch into `gathered_scales`; without them
+    the result's scales are None. Without `quantisation` scales are arrays of any dtype that have a row for each row of
+    the inputs, and they are joined along dimension 0.
 
     `quantisation` describes how rows and scales were made: inputs are codes of rows [..., columns], in the dtype of the
     `quantisation`, and rank i's scales have its layout for the rows of rank i. The gathered scales have its layout for
@@ -177,7 +115,7 @@ def all_gather(
     text += "" if quantisation is None else f", {quantisation}"
     bare = operands.is_bare(group, inputs)
     values: list[Any] = [of_ranks[0] if bare else of_ranks for _, of_ranks in found]
-    result: list[Array] | Gathered = values[0] if scales is None else Gathered(*values)
+    result = Gathered(values[0], None if scales is None else values[1])
     described = f"of rows of shape {text}, splits {list(counts)}"
     if group.link is not None:
         tables, arrangement = [part.table for part in parts], parts[-1].arrangement

@@ -37,7 +37,7 @@ def gemv_partial_norm(
     gamma: ArrayLike | None,
     *,
     n_normed: int,
-    eps: float,
+    epsilon: float,
     act_scales: ArrayLike | None = None,
     weight_scales: ArrayLike | None = None,
     bias: ArrayLike | None = None,
@@ -66,10 +66,10 @@ def gemv_partial_norm(
     bits depend neither on N, M and n_normed nor on the device. `bias` [N], bfloat16, float16 or float32, is added to
     the scaled sums. Then `epilogue` is applied to all columns, also to those that are normed: in the epilogue `x` is
     the sum, `i` the index in y [M, N], `row` the row of act, `col` the row of the weight, and `rank` is 0;
-    `Prepared.set` replaces its parameters. normed = (y * gamma) * (1 / sqrt(mean(y^2) + eps)) reads the float32 values
-    and is rounded once; eps is float32. The outputs are [n_normed] and [N - n_normed], or for an act [M, K] they are
-    [M, n_normed] and [M, N - n_normed]. Both have the same dtype: that of the given outputs; if none is given, act's,
-    or bfloat16 for an FP8 act.
+    `Prepared.set` replaces its parameters. normed = (y * gamma) * (1 / sqrt(mean(y^2) + epsilon)) reads the float32
+    values and is rounded once; epsilon is float32. The outputs are [n_normed] and [N - n_normed], or for an act [M, K]
+    they are [M, n_normed] and [M, N - n_normed]. Both have the same dtype: that of the given outputs; if none is given,
+    act's, or bfloat16 for an FP8 act.
 
     `finish_counter` is an int32 or uint32 array of one element. It must be zero before its first use, and is zero after
     every launch; launches that share a counter must not run at the same time. By default each stream has its own
@@ -93,7 +93,7 @@ def gemv_partial_norm(
     x, n = given.act, given.weight.shape[0]
     normed_count = require_integer("n_normed", n_normed, f"an integer from 0 to {n}, weight's number of rows", 0, n)
     given = given._replace(gamma=arguments.gamma(driver, gamma, normed_count))
-    epsilon = real("eps", eps, least=0.0)
+    epsilon = real("epsilon", epsilon, least=0.0)
     device = operands.one_device(given.present)
     bound = None if epilogue is None else EpilogueParameters.of([device], epilogue)
     more = [] if bound is None else bound.operands[0]
@@ -124,7 +124,7 @@ def gemv_partial_norm(
     for field, operand in fields.items():
         ready.point(field, 0 if operand is None else operand.ptr)
     parameters, w = ready.parameters, given.weight
-    parameters.weight_step, parameters.act_stride, parameters.eps = w.stride * w.dtype.itemsize, x.stride, epsilon
+    parameters.weight_step, parameters.act_stride, parameters.epsilon = w.stride * w.dtype.itemsize, x.stride, epsilon
     own_counter = counter is None
 
     def bind(space: Workspace) -> None:

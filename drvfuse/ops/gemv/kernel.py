@@ -42,7 +42,7 @@ class GemvParams(ctypes.Structure):
         ("scratch", ScratchParams),
         ("padded", ctypes.c_int32),
         ("stashed", ctypes.c_int32),
-        ("eps", ctypes.c_float),
+        ("epsilon", ctypes.c_float),
         ("act_scale_step", ctypes.c_int32),
         ("act_scales", ctypes.c_uint64),
         ("bias", ctypes.c_uint64),

@@ -45,7 +45,7 @@ def test_help_shows_what_a_call_and_what_prepare_return(name):
             lambda: df.allreduce_rmsnorm_fp8("group", "inputs", "gammas", eps=1),
             r"unexpected .* 'eps'.*mean 'epsilon'\?",
         ),
-        (lambda: df.gemv_partial_norm("act", "weight", "gamma", epsilon=1), r"unexpected .* 'epsilon'.*mean 'eps'\?"),
+        (lambda: df.gemv_partial_norm("act", "weight", "gamma", eps=1), r"unexpected .* 'eps'.*mean 'epsilon'\?"),
         (lambda: df.allreduce.prepare("group"), r"^allreduce\.prepare\(\) missing .*'inputs'"),
     ],
 )

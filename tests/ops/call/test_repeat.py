@@ -115,7 +115,7 @@ COLLECTIVES = {
 def _gemv(device: df.Device, **more: Any) -> Any:
     act, weight, gamma = filled(device, 1, K), filled(device, 1, (N, K)), filled(device, 1, NORMED)
     outputs = {"normed_output": filled(device, 0, NORMED), "unnormed_output": filled(device, 0, N - NORMED)}
-    return df.gemv_partial_norm, (act, weight, gamma), {"n_normed": NORMED, "eps": 1e-6, **outputs, **more}
+    return df.gemv_partial_norm, (act, weight, gamma), {"n_normed": NORMED, "epsilon": 1e-6, **outputs, **more}
 
 
 def _gemv_counter(device: df.Device) -> Any:
@@ -269,7 +269,7 @@ def test_other_alignment_shape_dtype_or_device_is_refused_after_a_repeat(group, 
 def test_another_alignment_gets_another_plan(device):
     whole, weight, gamma = filled(device, 1, K + 1), filled(device, 1, (N, K)), filled(device, 1, NORMED)
     for act in (whole[:K], whole[1:], whole[:K], whole[1:]):
-        _, unnormed = df.gemv_partial_norm(act, weight, gamma, n_normed=NORMED, eps=0.0)
+        _, unnormed = df.gemv_partial_norm(act, weight, gamma, n_normed=NORMED, epsilon=0.0)
         assert first(unnormed) == [K]
     assert len(repeats(device)) == 2
 
@@ -277,15 +277,15 @@ def test_another_alignment_gets_another_plan(device):
 def test_scalars_of_repeated_calls_are_compared_by_type_and_every_bit(device, refused):
     op, args, options = _gemv(device)
     signs = []
-    for eps in (0.0, -0.0, 0.0, -0.0):
-        op(*args, **options | {"eps": eps})
-        signs.append(math.copysign(1, launched(op.prepare(*args, **options)).eps))
+    for epsilon in (0.0, -0.0, 0.0, -0.0):
+        op(*args, **options | {"epsilon": epsilon})
+        signs.append(math.copysign(1, launched(op.prepare(*args, **options)).epsilon))
     assert signs == [1, -1, 1, -1]
-    op(*args, **options | {"eps": 1})
-    op(*args, **options | {"eps": 1})
-    refused(lambda: op(*args, **options | {"eps": True}), "eps", "True")
+    op(*args, **options | {"epsilon": 1})
+    op(*args, **options | {"epsilon": 1})
+    refused(lambda: op(*args, **options | {"epsilon": True}), "epsilon", "True")
     for _ in range(2):
-        refused(lambda: op(*args, **options | {"eps": math.nan}), "eps", "nan")
+        refused(lambda: op(*args, **options | {"epsilon": math.nan}), "epsilon", "nan")
 
 
 @pytest.mark.gpus(2)

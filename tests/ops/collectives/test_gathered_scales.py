@@ -144,7 +144,7 @@ def test_a_list_is_returned_without_scales_and_a_named_pair_with_scales(open_gro
     codes = [group[0].zeros((4, 64), "float8_e4m3fn")]
     for made in (None, Q.static(0.5), Q.none()):
         x = codes if made is None or made.dtype is not None else [group[0].zeros((4, 64), "bfloat16")]
-        found = df.all_gather(group, x, quantisation=made)
+        found = df.all_gather(group, x, quantisation=made).output
         assert type(found) is list and found[0].shape == (4, 64)
     found = df.all_gather(group, codes, scales=[group[0].zeros(4, "float32")], quantisation=Q.per_row())
     assert type(found) is df.Gathered and found._fields == ("output", "scales")

@@ -80,7 +80,7 @@ def test_plain_calls_of_one_layout_reuse_a_plan(open_group, rng, monkeypatch, al
         xs = [y[2 * i : 2 * i + 2] for i, y in enumerate(ys)]
         for x, row in zip(xs, rows, strict=True):
             x.copy_from(row)
-        kept.append((xs, ys, df.all_gather(group, xs, ys, algo=algo)))
+        kept.append((xs, ys, df.all_gather(group, xs, ys, algo=algo).output))
         assert_bits(ys, reference.all_gather(rows))
     assert len(repeated) == 4
     with pytest.raises(ArgumentError, match="overlapping"):
@@ -107,7 +107,7 @@ def test_push_calls_of_one_and_several_rounds_leave_the_epochs_consistent(new_gr
     for size in (100, 4000, 100, 9000, 100):
         hosts = [words(rng, size) for _ in range(SEVERAL)]
         before = epochs(group)
-        assert_bits(df.all_gather(group, place(group, hosts), algo="push"), reference.all_gather(hosts))
+        assert_bits(df.all_gather(group, place(group, hosts), algo="push").output, reference.all_gather(hosts))
         after = epochs(group)
         assert len(set(after)) == 1 and after[0] - before[0] in (0, 1)
         expected += after[0] - before[0]

@@ -55,7 +55,7 @@ def test_all_gather_keeps_the_bytes_of_every_dtype(several, rng, algo):
         shape = (int(rng.integers(1, 5)), 3, 5)
         hosts = [words(rng, shape, dtype if dtype != "bool" else "uint8") for _ in range(n)]
         hosts = [host % 2 == 0 for host in hosts] if dtype == "bool" else hosts
-        assert_bits(df.all_gather(group, place(group, hosts), algo=algo), reference.all_gather(hosts), dtype)
+        assert_bits(df.all_gather(group, place(group, hosts), algo=algo).output, reference.all_gather(hosts), dtype)
 
 
 @pytest.mark.gpus(SEVERAL)
@@ -70,7 +70,7 @@ def test_any_number_of_bytes_arrives_at_any_address(several, rng, algo):
             hosts = [words(rng, nbytes) for _ in range(n)]
             xs = [off(rank, host, source) for rank, host in zip(group, hosts, strict=True)]
             ys = [off(rank, np.zeros(n * nbytes, np.uint8), target) for rank in group]
-            assert df.all_gather(group, xs, ys, algo=algo) == ys
+            assert df.all_gather(group, xs, ys, algo=algo).output == ys
             assert_bits(ys, reference.all_gather(hosts), f"{nbytes} bytes, {source} to {target}")
             zs = [off(rank, np.zeros(nbytes, np.uint8), target) for rank in group]
             df.broadcast(group, xs, zs, root=n - 1, algo=algo)
@@ -86,7 +86,7 @@ def test_rows_arrive_for_uneven_splits(several, rng, algo):
         rows = [int(rng.integers(0, 6)) for _ in range(n)]
         rows[-1] = 0 if n > 1 else 3
         hosts = [words(rng, (count, columns), "bfloat16") for count in rows]
-        ys = df.all_gather(group, place(group, hosts), splits=rows, algo=algo)
+        ys = df.all_gather(group, place(group, hosts), splits=rows, algo=algo).output
         assert_bits(ys, reference.all_gather(hosts), f"{rows} rows of {columns}")
         table = exchange_table(rng, n)
         hosts = [words(rng, (sum(of), columns), "int16") for of in table]
@@ -180,7 +180,7 @@ def test_calls_larger_than_the_workspace_arrive_in_rounds(new_group, rng, algo):
     for size in (3000, 7001, 20_000):
         hosts = [words(rng, size) for _ in range(SEVERAL)]
         xs = [off(rank, host, 4) for rank, host in zip(group, hosts, strict=True)]
-        assert_bits(df.all_gather(group, xs, algo=algo), reference.all_gather(hosts))
+        assert_bits(df.all_gather(group, xs, algo=algo).output, reference.all_gather(hosts))
         assert_bits(df.broadcast(group, xs, root=1, algo=algo), hosts[1])
         table = [of[:SEVERAL] for of in ([0, size, 0], [5, 1, 0], [0, 0, 0])][:SEVERAL]
         hosts = [words(rng, sum(of)) for of in table]
@@ -227,7 +227,7 @@ def test_a_broadcast_by_relays_arrives(new_group, rng):
 def test_every_byte_arrives_on_eight_ranks(open_group, rng):
     group = open_group(8, workspace_bytes=1 << 16)
     hosts = [words(rng, (2, 333)) for _ in range(8)]
-    assert_bits(df.all_gather(group, place(group, hosts)), reference.all_gather(hosts))
+    assert_bits(df.all_gather(group, place(group, hosts)).output, reference.all_gather(hosts))
     table = exchange_table(rng, 8)
     hosts = [words(rng, (sum(of), 50)) for of in table]
     ys = df.all_to_all(group, place(group, hosts), splits=table)
@@ -245,7 +245,7 @@ def test_words_that_allow_only_one_of_their_possible_keys_arrive(open_group, rng
     some = ~np.delete(np.arange(129, dtype=np.uint32), 70)
     for base in (every, some, np.repeat(every[:1], 128)):
         hosts = [rng.permutation(base) for _ in range(SEVERAL)]
-        assert_bits(df.all_gather(group, place(group, hosts), algo="push"), reference.all_gather(hosts))
+        assert_bits(df.all_gather(group, place(group, hosts), algo="push").output, reference.all_gather(hosts))
     slots_are_empty(group)
 
 

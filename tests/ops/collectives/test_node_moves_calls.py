@@ -132,7 +132,7 @@ def test_bytes_arrive_at_any_address_and_in_memory_that_peers_cannot_access(open
     xs = [off(rank, host, 3) for rank, host in zip(group, hosts, strict=True)]
     pairs = [private_array(rank.device, host) for rank, host in zip(group, hosts, strict=True)]
     for inputs in (xs, [array for array, _ in pairs]):
-        assert_bits(df.all_gather(group, inputs), reference.all_gather(hosts))
+        assert_bits(df.all_gather(group, inputs).output, reference.all_gather(hosts))
         assert_bits(df.broadcast(group, inputs, root=2), hosts[2])
         splits = [[2, 1, 3, 0]] * 4
         found = df.all_to_all(group, inputs, splits=splits)
@@ -144,7 +144,7 @@ def test_bytes_arrive_at_any_address_and_in_memory_that_peers_cannot_access(open
 def test_arrays_without_rows_are_accepted(open_nodes):
     group = open_nodes()
     xs = [rank.zeros((0, 8), "uint8") for rank in group]
-    for found in (df.all_gather(group, xs), df.all_to_all(group, xs), df.broadcast(group, xs)):
+    for found in (df.all_gather(group, xs).output, df.all_to_all(group, xs), df.broadcast(group, xs)):
         assert [array.shape for array in found] == [(0, 8)] * 4
 
 

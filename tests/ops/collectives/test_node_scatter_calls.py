@@ -266,7 +266,7 @@ def test_calls_over_nodes_have_no_race_by_the_model_of_ptx(rng, model):
         xs, total = place(group, hosts), reference.allreduce(hosts, nodes=2)
         for _ in range(2):
             assert_parts(df.reduce_scatter(group, xs, algo="push"), reference.reduce_scatter(hosts, nodes=2))
-            assert_bits(df.all_gather(group, xs, algo="pull"), reference.all_gather(hosts))
+            assert_bits(df.all_gather(group, xs, algo="pull").output, reference.all_gather(hosts))
             assert_bits([of_rank[0] for of_rank in df.allreduce_many(group, [[x] for x in xs])], total)
             assert_bits(df.broadcast(group, xs, root=1, algo="push"), hosts[1])
             assert_parts(df.all_to_all(group, xs, algo="put"), reference.all_to_all(hosts))

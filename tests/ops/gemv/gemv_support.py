@@ -59,12 +59,12 @@ def run(device: df.Device, values: Case, **rest: Any) -> tuple[df.Array, df.Arra
     given = {"weight_scales": values.scales, "act_scales": values.act_scales}
     rest |= {name: device.array(array) for name, array in given.items() if array is not None}
     arrays = (device.array(array) for array in values[:3])
-    return df.gemv_partial_norm(*arrays, n_normed=len(values.gamma), eps=EPS, **rest)
+    return df.gemv_partial_norm(*arrays, n_normed=len(values.gamma), epsilon=EPS, **rest)
 
 
-def expected(values: Case, out: str | None = None, eps: float = EPS, **rest: Any) -> gemv_reference.Normed:
+def expected(values: Case, out: str | None = None, epsilon: float = EPS, **rest: Any) -> gemv_reference.Normed:
     rest |= {"weight_scales": values.scales, "act_scales": values.act_scales, "out_dtype": out}
-    return gemv_reference.gemv_partial_norm(*values[:3], n_normed=len(values.gamma), eps=eps, **rest)
+    return gemv_reference.gemv_partial_norm(*values[:3], n_normed=len(values.gamma), epsilon=epsilon, **rest)
 
 
 def check(results: Any, wanted: gemv_reference.Normed) -> None:

@@ -211,11 +211,11 @@ def test_the_norm_reads_unrounded_sums(device):
 def test_sums_of_zeros_have_the_bits_of_the_reference_with_and_without_epsilon(device, rng):
     values = case(rng, None, 9, 512, 6)
     zeros = values._replace(act=np.zeros_like(values.act))
-    for eps in (EPS, 0.0):
+    for epsilon in (EPS, 0.0):
         arrays = (device.array(array) for array in zeros[:3])
-        results = df.gemv_partial_norm(*arrays, n_normed=6, eps=eps)
-        check(results, expected(zeros, eps=eps))
-        assert np.isnan(results[0].numpy().astype(np.float32)).all() == (eps == 0)
+        results = df.gemv_partial_norm(*arrays, n_normed=6, epsilon=epsilon)
+        check(results, expected(zeros, epsilon=epsilon))
+        assert np.isnan(results[0].numpy().astype(np.float32)).all() == (epsilon == 0)
 
 
 def test_zero_and_negative_gammas_have_the_bits_of_the_reference(device, rng):
@@ -265,7 +265,7 @@ def test_a_thousand_launches_give_the_same_bits(device, rng):
     for _ in range(20):
         for normed, unnormed in outputs:
             df.gemv_partial_norm(
-                act, weight, gamma, n_normed=1536, eps=EPS, normed_output=normed, unnormed_output=unnormed
+                act, weight, gamma, n_normed=1536, epsilon=EPS, normed_output=normed, unnormed_output=unnormed
             )
         for results in outputs:
             check(results, wanted)

@@ -40,7 +40,7 @@ def outputs(device):
 
 
 def call(arrays, **rest):
-    return df.gemv_partial_norm(*arrays, n_normed=NORMED, eps=EPS, **rest)
+    return df.gemv_partial_norm(*arrays, n_normed=NORMED, epsilon=EPS, **rest)
 
 
 def test_captured_calls_replay_on_new_contents(device, rng, values, arrays):
@@ -280,8 +280,8 @@ def test_shapes_that_do_not_match_are_refused(device, arrays, refused):
     act, weight, gamma = arrays
     bf16 = "bfloat16"
 
-    def op(act=act, weight=weight, gamma=gamma, n_normed=NORMED, eps=EPS, **rest):
-        return lambda: df.gemv_partial_norm(act, weight, gamma, n_normed=n_normed, eps=eps, **rest)
+    def op(act=act, weight=weight, gamma=gamma, n_normed=NORMED, epsilon=EPS, **rest):
+        return lambda: df.gemv_partial_norm(act, weight, gamma, n_normed=n_normed, epsilon=epsilon, **rest)
 
     refused(op(weight=device.zeros((N, 0), bf16), act=device.zeros((M, 0), bf16)), "weight", "K of at least 1")
     refused(op(weight=device.zeros(K, bf16)), "weight", "[N, K]")
@@ -294,8 +294,8 @@ def test_shapes_that_do_not_match_are_refused(device, arrays, refused):
     refused(op(gamma=device.zeros(NORMED + 1, bf16)), "gamma", f"({NORMED},)")
     for count in (-1, N + 1, 1.5, True, "3"):
         refused(op(n_normed=count), "n_normed", f"0 to {N}")
-    for eps in (-1.0, math.nan, math.inf, "1e-5"):
-        refused(op(eps=eps), "eps")
+    for epsilon in (-1.0, math.nan, math.inf, "1e-5"):
+        refused(op(epsilon=epsilon), "epsilon")
     refused(op(weight_scales=device.zeros(N, "float32")), "weight_scales", "None")
     fp8 = device.zeros((N, K), "float8_e4m3fn")
     refused(op(weight=fp8, weight_scales=device.zeros((N, 4), "float32")), "weight_scales", f"({N}, 5)")
@@ -340,14 +340,16 @@ def test_addresses_not_aligned_to_the_element_size_are_refused(device, refused, 
     shifted.__cuda_array_interface__ |= {"strides": None, "data": (wide.ptr + step, False)}
     with df.config.override(driver=device.driver):
         refused(
-            lambda: df.gemv_partial_norm(**arrays | {argument: shifted}, n_normed=3, eps=EPS), argument, "aligned to"
+            lambda: df.gemv_partial_norm(**arrays | {argument: shifted}, n_normed=3, epsilon=EPS),
+            argument,
+            "aligned to",
         )
 
 
 def test_a_call_without_normed_columns_needs_no_gamma(device, rng):
     values = case(rng, M, 9, K, 0)
     act, weight = (device.array(array) for array in values[:2])
-    results = df.gemv_partial_norm(act, weight, None, n_normed=0, eps=EPS, stream=df.Stream(device))
+    results = df.gemv_partial_norm(act, weight, None, n_normed=0, epsilon=EPS, stream=df.Stream(device))
     check(results, expected(values))
     check(results, expected(values._replace(gamma=values.gamma[:0])))
 
@@ -356,9 +358,9 @@ def test_a_capture_without_normed_columns_needs_no_empty_array(device, rng):
     values = case(rng, M, 9, K, 0)
     act, weight = (device.array(array) for array in values[:2])
     unnormed = device.empty((M, 9), "bfloat16")
-    prepared = df.gemv_partial_norm.prepare(act, weight, None, n_normed=0, eps=EPS, unnormed_output=unnormed)
+    prepared = df.gemv_partial_norm.prepare(act, weight, None, n_normed=0, epsilon=EPS, unnormed_output=unnormed)
     with df.Graph.capture(device.stream) as graph:
-        results = df.gemv_partial_norm(act, weight, None, n_normed=0, eps=EPS, unnormed_output=unnormed)
+        results = df.gemv_partial_norm(act, weight, None, n_normed=0, epsilon=EPS, unnormed_output=unnormed)
         prepared.launch()
     assert results[0].shape == (M, 0) and results[1] is unnormed
     graph.launch(device.stream)
@@ -367,7 +369,7 @@ def test_a_capture_without_normed_columns_needs_no_empty_array(device, rng):
 
 def test_a_prepared_product_is_launched_on_any_stream(device, rng, values, arrays):
     """Each stream has its own workspace, and a launch reads what the inputs contain at that time."""
-    prepared = df.gemv_partial_norm.prepare(*arrays, n_normed=NORMED, eps=EPS)
+    prepared = df.gemv_partial_norm.prepare(*arrays, n_normed=NORMED, epsilon=EPS)
     other = df.Stream(device)
     for stream in (None, other, other.handle, "current", None):
         again = case(rng, M, N, K, NORMED)
@@ -400,15 +402,15 @@ def test_host_memory_is_refused_by_name_if_no_driver_is_available(refused, monke
 
     monkeypatch.setattr(operands, "get_driver", unavailable)
     host = np.zeros((4, 8), np.float32)
-    refused(lambda: df.gemv_partial_norm(host, host, host[0], n_normed=4, eps=EPS), "act", "host memory (ndarray)")
+    refused(lambda: df.gemv_partial_norm(host, host, host[0], n_normed=4, epsilon=EPS), "act", "host memory (ndarray)")
     refused(lambda: coat.fp8_division(host, 16, "E4M3"), "x", "host memory (ndarray)")
     with pytest.raises(DriverUnavailable):
-        df.gemv_partial_norm(object(), object(), None, n_normed=0, eps=EPS)
+        df.gemv_partial_norm(object(), object(), None, n_normed=0, epsilon=EPS)
 
 
 def test_a_weight_without_rows_gives_an_empty_result(device):
     arrays = device.zeros((2, 16), "bfloat16"), device.zeros((0, 16), "bfloat16"), device.zeros(0, "float32")
-    normed, unnormed = df.gemv_partial_norm(*arrays, n_normed=0, eps=EPS)
+    normed, unnormed = df.gemv_partial_norm(*arrays, n_normed=0, epsilon=EPS)
     assert normed.shape == unnormed.shape == (2, 0)
 
 
@@ -430,7 +432,7 @@ def test_addresses_and_rows_not_aligned_to_16_bytes_have_the_bits_of_the_referen
                 weight,
                 device.array(values.gamma),
                 n_normed=12,
-                eps=EPS,
+                epsilon=EPS,
             )
         check(results, expected(taken))
 

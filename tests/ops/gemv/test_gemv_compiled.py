@@ -43,7 +43,7 @@ def compiled(m: int, k: int, weight: str, level: df.PDLLevel = df.PDLLevel.OFF, 
         weights = device.zeros((16, k), weight)
         with mock.patch.object(kernel, "load", side_effect=Loading) as load, pytest.raises(Loading):
             trace = df.Trace(device) if traced else None
-            df.gemv_partial_norm(act, weights, gamma, n_normed=8, eps=1e-6, pdl_level=level, trace=trace)
+            df.gemv_partial_norm(act, weights, gamma, n_normed=8, epsilon=1e-6, pdl_level=level, trace=trace)
     return load.call_args.args[1].compile("sm_90a", ["--ptxas-options=-v"])
 
 
@@ -57,7 +57,7 @@ def model(m: int, act: str, *scaled: str, level: df.PDLLevel = df.PDLLevel.OFF) 
         rows_of = {"act": m, "weight": 2112}
         given = {f"{name}_scales": device.empty((rows_of[name], 56), "float32") for name in scaled}
         with mock.patch.object(kernel, "load", side_effect=Loading) as load, pytest.raises(Loading):
-            df.gemv_partial_norm(rows, weight, gamma, n_normed=1536, eps=1e-6, pdl_level=level, **given)
+            df.gemv_partial_norm(rows, weight, gamma, n_normed=1536, epsilon=1e-6, pdl_level=level, **given)
     return load.call_args.args[1].compile("sm_90a", ["--ptxas-options=-v"])
 
 
@@ -98,7 +98,7 @@ def test_a_longer_trace_is_refused():
         device = df.device(0, driver=machine)
         act, weight, gamma = (device.zeros(shape, "bfloat16") for shape in (8, (9000, 8), 8))
         with pytest.raises(ArgumentError, match=r"phases a block; it must be of at most 2044"):
-            df.gemv_partial_norm(act, weight, gamma, n_normed=8, eps=1e-6, trace=df.Trace(device))
+            df.gemv_partial_norm(act, weight, gamma, n_normed=8, epsilon=1e-6, trace=df.Trace(device))
 
 
 @pytest.mark.parametrize(("m", "k", "weight"), SHAPES)

@@ -89,9 +89,9 @@ def test_bias_and_epilogue_come_before_the_norm(device, rng, biased):
 
     given = {"weight": device.array(values.weight), "gamma": device.array(values.gamma), "bias": device.array(bias)}
     given |= {"act": device.array(values.act), "act_scales": device.array(values.act_scales), "epilogue": epilogue}
-    prepared = df.gemv_partial_norm.prepare(**given, n_normed=30, eps=EPS)
+    prepared = df.gemv_partial_norm.prepare(**given, n_normed=30, epsilon=EPS)
     check(prepared.launch(), expected(values, bias=bias, epilogue=after(0.37)))
-    traced = df.gemv_partial_norm(**given, n_normed=30, eps=EPS, trace=df.Trace(device))
+    traced = df.gemv_partial_norm(**given, n_normed=30, epsilon=EPS, trace=df.Trace(device))
     check(traced, expected(values, bias=bias, epilogue=after(0.37)))
     prepared.set(scale=df.float32(-3), shift=device.array(shift))
     check(prepared.launch(), expected(values, bias=bias, epilogue=after(-3)))
@@ -121,7 +121,7 @@ def test_the_product_reads_the_outputs_of_the_fused_all_reduce(driver, rng):
         normed = df.allreduce_rmsnorm_fp8(group, *arrays, epsilon=EPS, pdl_level=df.PDLLevel.ON)
         found = [
             df.gemv_partial_norm(
-                act, *given, n_normed=12, eps=EPS, act_scales=scales, pdl_level=df.PDLLevel.ON, stream=rank.stream
+                act, *given, n_normed=12, epsilon=EPS, act_scales=scales, pdl_level=df.PDLLevel.ON, stream=rank.stream
             )
             for rank, act, scales, given in zip(group, normed.output, normed.scales, weights, strict=True)
         ]
@@ -129,7 +129,7 @@ def test_the_product_reads_the_outputs_of_the_fused_all_reduce(driver, rng):
         for act, scales, results in zip(normed.output, normed.scales, found, strict=True):
             assert act.dtype == E4M3 and scales.shape == (3,)
             wanted = gemv_reference.gemv_partial_norm(
-                act.numpy(), weight, of_norm, n_normed=12, eps=EPS, act_scales=scales.numpy()
+                act.numpy(), weight, of_norm, n_normed=12, epsilon=EPS, act_scales=scales.numpy()
             )
             check(results, wanted)
 
@@ -144,7 +144,7 @@ def test_the_product_reads_the_outputs_of_the_norm_on_one_device(device, rng, co
     by_group = df.Quantisation.per_group(columns)
     normed = df.rmsnorm_fp8(x, norm, epsilon=EPS, quantisation=by_group, pdl_level=df.PDLLevel.ON)
     results = df.gemv_partial_norm(
-        normed.output, weight, gamma, n_normed=12, eps=EPS, act_scales=normed.scales, **given
+        normed.output, weight, gamma, n_normed=12, epsilon=EPS, act_scales=normed.scales, **given
     )
     assert normed.scales.shape == (3, 512 // columns)
     check(results, expected(values._replace(act=normed.output.numpy(), act_scales=normed.scales.numpy())))
@@ -155,7 +155,7 @@ def test_arguments_that_do_not_match_are_refused(device, refused):
     arrays = {"act": device.zeros((m, k), E4M3), "weight": device.zeros((n, k), "bfloat16")}
 
     def op(**rest):
-        return lambda: df.gemv_partial_norm(**arrays | {"gamma": None, "n_normed": 0, "eps": EPS} | rest)
+        return lambda: df.gemv_partial_norm(**arrays | {"gamma": None, "n_normed": 0, "epsilon": EPS} | rest)
 
     def floats(*shape):
         return device.zeros(shape, "float32")
