@@ -64,7 +64,7 @@ RANK = textwrap.dedent("""
             wanted = reference.reduce_scatter(hosts, rows, nodes=nodes)[rank.index]
             assert (reference.bits(found) == reference.bits(wanted)).all()
             parts = [host[:count] for host, count in zip(hosts, rows)]
-            found = df.all_gather(group, rank.array(parts[rank.index]), splits=rows).numpy()
+            found = df.all_gather(group, rank.array(parts[rank.index]), splits=rows).output.numpy()
             assert (found == reference.all_gather(parts)).all()
             blocks = [host[: sum(row)] for host, row in zip(hosts, splits)]
             found = df.all_to_all(group, rank.array(blocks[rank.index]), splits=splits).numpy()

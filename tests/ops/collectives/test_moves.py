@@ -258,7 +258,7 @@ def test_some_blocks_copy_a_ranks_own_bytes_while_others_exchange_bytes(new_grou
     xs = place(group, hosts)
     call = df.all_gather.prepare(group, xs, algo=algo)
     assert call.launches[0][0].grid[0] == 17
-    assert_bits(call.launch(), reference.all_gather(hosts))
+    assert_bits(call.launch().output, reference.all_gather(hosts))
     for y, expected in zip(df.all_to_all(group, xs, algo=algo), reference.all_to_all(hosts), strict=True):
         assert_bits([y], expected)
     df.broadcast(group, xs, xs, algo=algo)
@@ -287,5 +287,5 @@ def test_arrays_that_peers_cannot_access_and_odd_addresses_are_staged(open_group
     ):
         call = df.all_gather.prepare(group, xs, ys, algo=algo)
         assert (call.traffic == direct[algo].traffic) is not staged
-        assert_bits(call.launch(), reference.all_gather(hosts))
+        assert_bits(call.launch().output, reference.all_gather(hosts))
     group.synchronize()

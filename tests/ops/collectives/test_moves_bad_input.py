@@ -123,7 +123,7 @@ def test_without_peer_access_only_the_copying_algorithm_is_allowed():
         xs = [rank.array(host) for rank, host in zip(group, hosts, strict=True)]
         call = df.all_gather.prepare(group, xs)
         assert call.algo == "naive"
-        for y in call.launch():
+        for y in call.launch().output:
             assert np.array_equal(y.numpy(), np.concatenate(hosts))
         ys = df.all_to_all(group, xs, xs)  # copied through the workspaces
         assert np.array_equal(ys[0].numpy(), [0, 1, 2, 10, 11, 12])
