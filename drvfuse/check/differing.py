@@ -20,6 +20,7 @@ from ..ops.call.options import PDLLevel
 from ..ops.call.prepared import Prepared
 from ..ops.collectives.allreduce import allreduce
 from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
+from ..plans.quantisation import Quantisation
 from ..runtime.array import Array, view
 from .calls import AMPLE, PDL, Calls, maybe_graph
 from .collectives import FUSED, TIGHT_SLOTS
@@ -186,7 +187,10 @@ SILENT: dict[str, _Pair] = {
     "pull dtype": _one(lambda of: of.sum("two_stage"), lambda of: of.sum("two_stage", dtype="float16")),
     "epsilon": _one(lambda of: of.norm("push_two_shot"), lambda of: of.norm("push_two_shot", epsilon=1.0)),
     "pull epsilon": _one(lambda of: of.norm("two_stage"), lambda of: of.norm("two_stage", epsilon=1.0)),
-    "out_dtype": _one(lambda of: of.norm("two_stage"), lambda of: of.norm("two_stage", out_dtype="float8_e5m2")),
+    "quantisation": _one(
+        lambda of: of.norm("two_stage"),
+        lambda of: of.norm("two_stage", quantisation=Quantisation.per_row("float8_e5m2")),
+    ),
 }
 """Pairs as in HANGING. Without the comparison the calls would end with wrong results."""
 

@@ -284,3 +284,7 @@ def _layout(layout: str, scales: DType) -> str:
     if layout == "tiles" and scales.itemsize != 1:
         raise ArgumentError("layout", shown(layout), f"'row' or 'column' for scales of {scales}: tiles hold bytes")
     return layout
+
+
+PER_ROW = Quantisation.per_row()
+"""The quantisation of a call that names none."""

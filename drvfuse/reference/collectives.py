@@ -16,7 +16,7 @@ import numpy as np
 from .. import dtypes
 from ..dtypes import DType, DTypeLike
 from ..errors import ArgumentError
-from ..plans.quantisation import Quantisation
+from ..plans.quantisation import PER_ROW, Quantisation
 from .arithmetic import Floats, NDArray, round_to
 from .norms import normalise
 from .quantised import quantise
@@ -119,15 +119,12 @@ def allreduce_rmsnorm_fp8(
     gamma: NDArray,
     epsilon: float,
     weight_offset: float = 0.0,
-    scale_ub: float = float("inf"),
     residual: NDArray | None = None,
-    out_dtype: DTypeLike = "float8_e4m3fn",
-    scales_dtype: DTypeLike = "float32",
     *,
     norm: str = "rms",
     beta: NDArray | None = None,
     head_columns: int | None = None,
-    quantisation: Quantisation | None = None,
+    quantisation: Quantisation = PER_ROW,
     multimem: bool = False,
     nodes: int | Sequence[int] = 1,
 ) -> Normalised:
@@ -135,13 +132,10 @@ def allreduce_rmsnorm_fp8(
 
     Without a residual the norm reads the fp32 sum. With a residual it reads `residual` of the result: the sum plus the
     residual, rounded to the residual's dtype, which is that of the inputs or float32. `norms.normalise` describes
-    `norm`, gamma and `beta`. `out_dtype` is an FP8 dtype or that of the inputs. If it is the inputs' dtype, nothing is
-    quantised, and the result is what the op stores to `normed_outputs`.
+    `norm`, gamma and `beta`. With `Quantisation.none()` the result is what the op stores to `normed_outputs`.
 
     With `head_columns` the last dimension is split into heads of that number of columns, and each head is normalised as
     a row. gamma and `beta` have that number of elements, and the scales have one more dimension, for the heads.
-
-    `quantisation` is given in place of `out_dtype`, `scales_dtype` and `scale_ub`, which allow only one scale per row.
 
     `multimem` and `nodes` are those of `allreduce`; sums by multimem are rounded to the inputs' dtype first.
 
@@ -161,12 +155,6 @@ def allreduce_rmsnorm_fp8(
         if vector is not None:
             _require_shape(argument, vector, (columns,))
     source: DType = dtypes.get(inputs[0].dtype)
-    if quantisation is None:
-        target = dtypes.get(out_dtype)
-        if target.fp8_max is None and target.name != source.name:
-            raise ArgumentError("out_dtype", target.name, f"an FP8 dtype or {source.name}")
-        per_row = Quantisation.per_row(target, scales_dtype, scale_ub) if target.fp8_max is not None else None
-        quantisation = per_row or Quantisation.none()
     x = total.reshape(math.prod(row_shape), columns)
     stored = None
     if residual is not None:

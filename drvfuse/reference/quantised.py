@@ -28,16 +28,16 @@ class Quantised(NamedTuple):
 
 
 def quantisation(
-    maxima: Floats, scale_ub: float, out_dtype: DTypeLike, scales_dtype: DTypeLike
+    maxima: Floats, upper_bound: float, dtype: DTypeLike, scales_dtype: DTypeLike
 ) -> tuple[NDArray, Floats]:
     """(scales in `scales_dtype`, multipliers in float32) for rows whose largest magnitudes are `maxima`.
 
-    The scale is min(maximum, scale_ub) / fp8_max in `scales_dtype`. The multiplier is its inverse, or 0 if the inverse
-    is infinite or NaN. A NaN maximum gives a NaN scale.
+    The scale is min(maximum, upper_bound) / fp8_max in `scales_dtype`, where fp8_max is the largest finite number of
+    `dtype`. The multiplier is its inverse, or 0 if the inverse is infinite or NaN. A NaN maximum gives a NaN scale.
     """
-    fp8 = dtypes.get(out_dtype)
+    fp8 = dtypes.get(dtype)
     largest = round_to(maxima, scales_dtype).astype(np.float32)
-    bound = round_to(np.asarray(scale_ub, np.float32), scales_dtype).astype(np.float32)
+    bound = round_to(np.asarray(upper_bound, np.float32), scales_dtype).astype(np.float32)
     with np.errstate(all="ignore"):
         limit = np.where(bound < largest, bound, largest)
         scales = round_to(limit / np.float32(fp8.fp8_max or 0), scales_dtype)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..dtypes import DTypeLike
 from ..errors import ArgumentError
-from ..plans.quantisation import Quantisation
+from ..plans.quantisation import PER_ROW, Quantisation
 from ..plans.scatter import split_rows
 from .arithmetic import Floats, NDArray
 from .collectives import Normalised, allreduce, allreduce_rmsnorm_fp8
@@ -53,16 +53,13 @@ def reduce_scatter_rmsnorm_fp8(
     gamma: NDArray,
     epsilon: float,
     weight_offset: float = 0.0,
-    scale_ub: float = float("inf"),
     residuals: Sequence[NDArray] | None = None,
-    out_dtype: DTypeLike = "float8_e4m3fn",
-    scales_dtype: DTypeLike = "float32",
     *,
     splits: Sequence[int] | None = None,
     norm: str = "rms",
     beta: NDArray | None = None,
     head_columns: int | None = None,
-    quantisation: Quantisation | None = None,
+    quantisation: Quantisation = PER_ROW,
     nodes: int | Sequence[int] = 1,
 ) -> list[Normalised]:
     """For each rank, its rows of `allreduce_rmsnorm_fp8` of inputs [..., columns]; all leading dimensions count as
@@ -73,11 +70,10 @@ def reduce_scatter_rmsnorm_fp8(
     shape = np.shape(inputs[0])
     counts = _rows(math.prod(shape[:-1]), len(inputs), splits)
     by_rank = zip(*(_parts(np.asarray(values).reshape(-1, *shape[-1:]), counts) for values in inputs), strict=True)
-    before, after = (gamma, epsilon, weight_offset, scale_ub), (out_dtype, scales_dtype)
     options: dict[str, Any] = {"norm": norm, "beta": beta, "head_columns": head_columns, "quantisation": quantisation}
     options["nodes"] = nodes
     added = [None] * len(inputs) if residuals is None else residuals
     return [
-        allreduce_rmsnorm_fp8(own, *before, residual, *after, **options)
+        allreduce_rmsnorm_fp8(own, gamma, epsilon, weight_offset, residual, **options)
         for own, residual in zip(by_rank, added, strict=True)
     ]

@@ -9,9 +9,11 @@ import pytest
 
 from drvfuse import dtypes, reference
 from drvfuse.errors import ArgumentError
+from drvfuse.plans.quantisation import PER_ROW, Quantisation
 from drvfuse.reference import bits
 
 BF16, E4M3, E5M2 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+NONE = Quantisation.none()
 HALF_ULP = {BF16: 2.0**-8, np.float16: 2.0**-11, np.float32: 2.0**-24}
 NAN_BITS = {BF16: 0x7FFF, np.float16: 0x7FFF, np.float32: 0x7FFFFFFF}
 
@@ -113,7 +115,7 @@ def test_rmsnorm_is_within_bounds_of_float64(dtype, with_residual):
     inputs = random_inputs(5, 4, (9, 520), dtype)
     gamma, residual = random_inputs(6, 1, 520, dtype)[0], random_inputs(7, 1, (9, 520), dtype)[0]
     got = reference.allreduce_rmsnorm_fp8(
-        inputs, gamma, 1e-5, 1.0, residual=residual if with_residual else None, out_dtype=dtype
+        inputs, gamma, 1e-5, 1.0, residual if with_residual else None, quantisation=NONE
     )
     x = sum(a.astype(np.float64) for a in inputs) + (residual.astype(np.float64) if with_residual else 0)
     if with_residual:
@@ -125,17 +127,17 @@ def test_rmsnorm_is_within_bounds_of_float64(dtype, with_residual):
 
 
 @pytest.mark.parametrize("scales_dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("out_dtype", [E4M3, E5M2])
-def test_quantised_rows_use_the_whole_range_of_fp8(out_dtype, scales_dtype):
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_quantised_rows_use_the_whole_range_of_fp8(dtype, scales_dtype):
     inputs = random_inputs(11, 2, (6, 3, 264))
     gamma = random_inputs(12, 1, 264)[0]
-    got = reference.allreduce_rmsnorm_fp8(inputs, gamma, 1e-6, out_dtype=out_dtype, scales_dtype=scales_dtype)
-    plain = reference.allreduce_rmsnorm_fp8([x.astype(np.float32) for x in inputs], gamma, 1e-6, out_dtype="float32")
+    got = reference.allreduce_rmsnorm_fp8(inputs, gamma, 1e-6, quantisation=Quantisation.per_row(dtype, scales_dtype))
+    plain = reference.allreduce_rmsnorm_fp8([x.astype(np.float32) for x in inputs], gamma, 1e-6, quantisation=NONE)
     assert got.scales.shape == (6, 3) and got.scales.dtype.name == scales_dtype
     q, scales = got.output.astype(np.float64), got.scales.astype(np.float64)[..., None]
-    largest = float(ml_dtypes.finfo(out_dtype).max)
+    largest = float(ml_dtypes.finfo(dtype).max)
     assert (np.abs(q).max(axis=-1) >= largest * 0.87).all()
-    step = 2.0**-4 if out_dtype is E4M3 else 2.0**-3
+    step = 2.0**-4 if dtype is E4M3 else 2.0**-3
     bound = np.abs(plain.output) * step * 1.02 + scales * 2.0**-9
     # If a scale is rounded down to bfloat16, the row's largest values saturate, by less than half an ulp of bfloat16.
     assert (np.abs(q * scales - plain.output) <= bound).all()
@@ -174,22 +176,16 @@ def test_norm_reads_the_fp32_sum_without_residual_and_the_rounded_sum_with():
     assert bits(plain.scales)[0] != bits(rounded.scales)[0]
 
 
-def test_output_dtype_is_fp8_or_the_inputs():
-    x = [np.ones((1, 8), BF16)]
-    with pytest.raises(ArgumentError, match="out_dtype"):
-        reference.allreduce_rmsnorm_fp8(x, np.ones(8, BF16), 1e-6, out_dtype="float16")
-
-
-@pytest.mark.parametrize("out_dtype", ["float8_e4m3fn", "bfloat16"])
+@pytest.mark.parametrize("made", [PER_ROW, NONE])
 @pytest.mark.parametrize("shape", [(0, 16), (2, 0, 600), (0, 1)])
-def test_no_rows_give_empty_results(shape, out_dtype):
+def test_no_rows_give_empty_results(shape, made):
     inputs = [np.zeros(shape, BF16)] * 3
     found = reference.allreduce_rmsnorm_fp8(
-        inputs, np.ones(shape[-1], BF16), 1e-6, residual=inputs[0], out_dtype=out_dtype
+        inputs, np.ones(shape[-1], BF16), 1e-6, residual=inputs[0], quantisation=made
     )
-    assert found.output.shape == shape and found.output.dtype == dtypes.get(out_dtype).numpy
+    assert found.output.shape == shape and found.output.dtype == made.output_dtype(dtypes.get("bfloat16")).numpy
     assert found.residual.shape == shape and found.residual.dtype == BF16
-    if out_dtype == "bfloat16":
+    if made.dtype is None:
         assert found.scales is None
     else:
         assert found.scales.shape == shape[:-1] and found.scales.dtype == np.float32

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from drvfuse import reference
+from drvfuse.plans.quantisation import Quantisation
 from drvfuse.reference import bits
 
 BF16 = ml_dtypes.bfloat16
+NONE = Quantisation.none()
 
 
 def test_the_sums_of_nodes_are_added_in_node_order():
@@ -60,8 +62,8 @@ def test_the_fused_op_begins_with_the_sum_of_the_nodes():
     gamma, residual = np.ones(96, BF16), rng.standard_normal((5, 96)).astype(BF16)
     total = reference.sum_ranks(inputs, 3)
     for added in (None, residual):
-        several = reference.allreduce_rmsnorm_fp8(inputs, gamma, 1e-6, residual=added, nodes=3, out_dtype=BF16)
-        one = reference.allreduce_rmsnorm_fp8([total], gamma.astype(np.float32), 1e-6, out_dtype="float32")
+        several = reference.allreduce_rmsnorm_fp8(inputs, gamma, 1e-6, residual=added, nodes=3, quantisation=NONE)
+        one = reference.allreduce_rmsnorm_fp8([total], gamma.astype(np.float32), 1e-6, quantisation=NONE)
         if added is None:
             close = np.abs(several.output.astype(np.float32) - one.output) <= np.abs(one.output) * 2.0**-8
             assert close.all()

@@ -85,11 +85,11 @@ def _allreduce(dtype: str, algo: str, count: int, epilogue: bool = False) -> Cas
 
 def _fused(
     dtype: str, out: str, scales: str, columns: int, *, algo: str = "one_stage", residual: bool = False,
-    scale_ub: float = math.inf, weight_offset: float = 0.0, epsilon: float = 1e-6, rows_: int = 7,
+    upper_bound: float = math.inf, weight_offset: float = 0.0, epsilon: float = 1e-6, rows_: int = 7,
 ) -> Case:  # fmt: skip
     name = f"rmsnorm {dtype} {out} {scales} {columns} {algo}{' residual' if residual else ''}"
-    if scale_ub < math.inf or weight_offset or epsilon != 1e-6:
-        name += f" ub {scale_ub} offset {weight_offset} epsilon {epsilon}"
+    if upper_bound < math.inf or weight_offset or epsilon != 1e-6:
+        name += f" ub {upper_bound} offset {weight_offset} epsilon {epsilon}"
 
     def run(group: df.Group) -> dict[str, df.Array]:
         rank = group.ranks[0]
@@ -99,9 +99,11 @@ def _fused(
         residuals = (
             [rank.array(norm_rows("residual " + name, rows_, columns, dtype)[::-1].copy())] if residual else None
         )
+        per_row = df.Quantisation.per_row
+        quantisation = df.Quantisation.none() if out == dtype else per_row(out, scales, upper_bound)
         result = df.allreduce_rmsnorm_fp8(
             group, [rank.array(x)], [rank.array(gamma)], epsilon=epsilon, weight_offset=weight_offset,
-            scale_ub=scale_ub, residuals=residuals, out_dtype=out, scales_dtype=scales, algo=algo,
+            quantisation=quantisation, residuals=residuals, algo=algo,
         )  # fmt: skip
         found = {"output": result.output[0]}
         if result.scales is not None:
@@ -186,8 +188,8 @@ def cases() -> Iterator[Case]:
     ):  # fmt: skip
         yield _fused(dtype, out, scales, 264, residual=residual)
     yield _fused("float32", e4m3, "float32", 61)
-    for scale_ub, weight_offset, epsilon in ((0.01, 0.0, 1e-6), (0.0, 1.0, 1e-6), (math.inf, -1.0, 1e-3)):
-        yield _fused("bfloat16", e4m3, "float32", 264, scale_ub=scale_ub, weight_offset=weight_offset, epsilon=epsilon)
+    for bound, weight_offset, epsilon in ((0.01, 0.0, 1e-6), (0.0, 1.0, 1e-6), (math.inf, -1.0, 1e-3)):
+        yield _fused("bfloat16", e4m3, "float32", 264, upper_bound=bound, weight_offset=weight_offset, epsilon=epsilon)
     yield _fused("bfloat16", e4m3, "float32", 264, algo="two_stage")
     yield _fused("bfloat16", e4m3, "float32", 264, algo="naive", residual=True)
     yield from _coat("E4M3", 512, 128, 33)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,6 @@ from .tuned import Tuned
 
 if TYPE_CHECKING:
     from ...comm.group import Group
-    from ...dtypes import DType
     from ...trace.buffer import Trace
 
 
@@ -39,15 +37,12 @@ def allreduce_rmsnorm_fp8(
     *,
     epsilon: float,
     weight_offset: float = 0.0,
-    scale_ub: float = math.inf,
     residuals: ArrayLike | Sequence[ArrayLike] | None = None,
     residual_outputs: ArrayLike | Sequence[ArrayLike] | None = None,
     norm: str = "rms",
     betas: ArrayLike | Sequence[ArrayLike] | None = None,
     head_columns: int | None = None,
     quantisation: Quantisation | None = None,
-    out_dtype: str | DType = "float8_e4m3fn",
-    scales_dtype: str | DType = "float32",
     outputs: ArrayLike | Sequence[ArrayLike] | None = None,
     scales: ArrayLike | Sequence[ArrayLike] | None = None,
     normed_outputs: ArrayLike | Sequence[ArrayLike] | None = None,
@@ -68,11 +63,14 @@ def allreduce_rmsnorm_fp8(
 
     For each row, in float32 and in this order: x = the sum over ranks 0, 1, ... from +0; with residuals, x + residual
     rounded to the residuals' dtype, which is also stored in `residual_outputs`; f = 1 / sqrt(mean(x^2) + epsilon);
-    y = (x * (gamma + weight_offset)) * f. The scale is min(max|y|, scale_ub) / (largest FP8 value), in `scales_dtype`
-    ("float32" or "bfloat16"); the output is y / scale, saturated and rounded once to `out_dtype` ("float8_e4m3fn",
-    "float8_e5m2", or the inputs' dtype for no quantisation: then there are no scales). y is about output * scale. A row
-    whose scale is 0 has output 0; a row with a NaN has a NaN scale. Every algorithm, rank and batch size gives the same
-    bits, except with `use_multimem`.
+    y = (x * (gamma + weight_offset)) * f. Every algorithm, rank and batch size gives the same bits, except with
+    `use_multimem`.
+
+    `quantisation`, a `drvfuse.Quantisation`, says how y becomes the output and which shapes and dtypes outputs and
+    scales have; y is about output * scale. None means `Quantisation.per_row()`: the scale of a row is max|y| / 448 in
+    float32, and the output is y / scale, saturated and rounded once to float8_e4m3fn. A row whose scale is 0 has output
+    0; a row with a NaN has a NaN scale. With `Quantisation.none()` the output is y, rounded once to the inputs' dtype,
+    and there are no scales.
 
     `norm="layer"`: LayerNorm. x is replaced by x - mean(x) before f is computed, and `betas`, if there are any, are
     added to y: one array per rank, like the gammas. `drvfuse.reference.norms` has the order of all operations.
@@ -80,10 +78,6 @@ def allreduce_rmsnorm_fp8(
     `head_columns`: the last dimension is split into heads of that number of columns, which must divide it, and each
     head is a row of its own. Gammas and betas then have the shape [head_columns], and scales [..., heads]. The bits are
     those of the call on arrays of the shape [..., heads, head_columns].
-
-    `quantisation`: a `drvfuse.Quantisation`, which describes how y becomes the output and which shapes outputs and
-    scales have: per group, MXFP8, NVFP4 and others. `out_dtype`, `scales_dtype` and `scale_ub` are a short form of
-    `Quantisation.per_row`; a call that has `quantisation` must not have them.
 
     `normed_outputs`: arrays like the inputs, which get y before quantisation, rounded to the inputs' dtype. They have
     the bits that `outputs` have with `Quantisation.none()`.
@@ -105,7 +99,7 @@ def allreduce_rmsnorm_fp8(
     require_kind("use_multimem", use_multimem, bool, "True or False")
     rows = FusedRows.of(operands.of_ranks(group, "inputs", inputs), head_columns)
     normed = NormArguments.of(group, rows, norm, gammas, betas, residuals, epsilon, weight_offset)
-    quantised = quantisation_of(rows, quantisation, out_dtype, scales_dtype, scale_ub)
+    quantised = quantisation_of(rows, quantisation)
     results = FusedResults.of(group, rows, normed, quantised, outputs, scales, normed_outputs, residual_outputs)
     algos = _algorithms(common, use_multimem, rows, results.row_bytes)
     bare = operands.is_bare(group, inputs)

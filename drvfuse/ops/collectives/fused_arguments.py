@@ -8,13 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ... import dtypes
 from ...errors import ArgumentError, require_integer, require_kind
 from ...plans import collectives as plans
-from ...plans.quantisation import Quantisation
+from ...plans.quantisation import PER_ROW, Quantisation
 from ..call import operands, options
 from ..call.operands import Operand
-from .kernels import INPUT_DTYPES, SCALES_DTYPES
+from .kernels import INPUT_DTYPES
 from .norm_form import NORMS
 from .own_parts import owned_rows
 
@@ -125,32 +124,14 @@ class NormArguments:
         return [of_ranks for of_ranks in (self.gammas, self.betas, self.residuals) if of_ranks]
 
 
-def quantisation_of(
-    rows: FusedRows, quantisation: Any, out_dtype: Any, scales_dtype: Any, scale_ub: Any
-) -> Quantisation:
-    """Return the quantisation that the caller asked for: the object `quantisation`, or quantisation per row as the
-    other three arguments describe it. Raises ArgumentError if both are given, or if the quantisation does not fit the
+def quantisation_of(rows: FusedRows, quantisation: Quantisation | None) -> Quantisation:
+    """Return the quantisation of a call, `PER_ROW` if None is given. Raises ArgumentError if it does not fit the
     rows."""
     if quantisation is None:
-        return _per_row(rows.dtype, out_dtype, scales_dtype, scale_ub)
+        return PER_ROW
     require_kind("quantisation", quantisation, Quantisation, "a drvfuse.Quantisation or None")
-    if (out_dtype, scales_dtype, scale_ub) != ("float8_e4m3fn", "float32", math.inf):
-        expected = "None together with out_dtype, scales_dtype or scale_ub, which it has itself"
-        raise ArgumentError("quantisation", "given", expected)
     quantisation.check(rows.normed, rows.dtype)
-    found: Quantisation = quantisation
-    return found
-
-
-def _per_row(dtype: DType, out_dtype: str | DType, scales_dtype: str | DType, scale_ub: float) -> Quantisation:
-    """Return the quantisation per row that these arguments describe for inputs of `dtype`, or `Quantisation.none()` if
-    the outputs have `dtype` too."""
-    out = dtypes.get(out_dtype, "out_dtype")
-    options.one_of("out_dtype", out.name, (*dtypes.FP8, dtype.name))
-    scales = dtypes.get(scales_dtype, "scales_dtype")
-    options.one_of("scales_dtype", scales.name, SCALES_DTYPES)
-    bound = options.real("scale_ub", scale_ub, least=0.0, finite=False)
-    return Quantisation.none() if out == dtype else Quantisation.per_row(out, scales, bound)
+    return quantisation
 
 
 def _rows(first: Operand, head_columns: int | None) -> tuple[tuple[int, ...], int]:

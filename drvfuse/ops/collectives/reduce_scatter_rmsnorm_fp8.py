@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,6 @@ from .scatter_kernels import ALGORITHMS, ROW_FORMS
 
 if TYPE_CHECKING:
     from ...comm.group import Group
-    from ...dtypes import DType
     from ...trace.buffer import Trace
 
 
@@ -37,14 +35,11 @@ def reduce_scatter_rmsnorm_fp8(
     epsilon: float,
     splits: Sequence[int] | None = None,
     weight_offset: float = 0.0,
-    scale_ub: float = math.inf,
     residuals: ArrayLike | Sequence[ArrayLike] | None = None,
     residual_outputs: ArrayLike | Sequence[ArrayLike] | None = None,
     norm: str = "rms",
     betas: ArrayLike | Sequence[ArrayLike] | None = None,
     head_columns: int | None = None,
-    out_dtype: str | DType = "float8_e4m3fn",
-    scales_dtype: str | DType = "float32",
     quantisation: Quantisation | None = None,
     outputs: ArrayLike | Sequence[ArrayLike] | None = None,
     scales: ArrayLike | Sequence[ArrayLike] | None = None,
@@ -73,7 +68,7 @@ def reduce_scatter_rmsnorm_fp8(
     common = CallOptions.of("reduce_scatter_rmsnorm_fp8", group, algo, ALGORITHMS, pdl_level, max_num_blocks, trace)
     rows = FusedRows.of(operands.of_ranks(group, "inputs", inputs), head_columns).split(group, splits)
     normed = NormArguments.of(group, rows, norm, gammas, betas, residuals, epsilon, weight_offset)
-    quantised = quantisation_of(rows, quantisation, out_dtype, scales_dtype, scale_ub)
+    quantised = quantisation_of(rows, quantisation)
     results = FusedResults.of(group, rows, normed, quantised, outputs, scales, normed_outputs, residual_outputs)
     received = (group.layout.inside - 1) * max(rows.counts) * rows.input_bytes
     algos = [ROW_FORMS[name] for name in own_parts.algorithms(common.op, group, algo, received, rows.inputs)]

@@ -12,7 +12,7 @@ from ...errors import ArgumentError, require_integer, require_kind
 from ...plans.collectives import MAX_COLUMNS
 from ...plans.definitions import defines
 from ...plans.norm import NormShape
-from ...plans.quantisation import Quantisation
+from ...plans.quantisation import PER_ROW, Quantisation
 from ...runtime.array import Array
 from ...runtime.device import Device
 from ...runtime.interop import ArrayLike
@@ -110,7 +110,7 @@ def rmsnorm_fp8(
     Returns (output, scales, residual).
     """
     level = options.pdl_level(pdl_level)
-    made = Quantisation.per_row() if quantisation is None else quantisation
+    made = PER_ROW if quantisation is None else quantisation
     require_kind("quantisation", made, Quantisation, "a drvfuse.Quantisation or None")
     options.one_of("norm", norm, NORMS)
     if beta is not None and norm != "layer":

@@ -55,6 +55,11 @@ def place(group: df.Group, hosts: Sequence[np.ndarray]) -> list[df.Array]:
     return [rank.array(host) for rank, host in zip(group, hosts, strict=True)]
 
 
+def codes_per_row(dtype: str, codes: str, scales: str = "float32") -> df.Quantisation:
+    """The quantisation per row of inputs of `dtype` to `codes`, or none if that is the inputs' dtype."""
+    return df.Quantisation.none() if codes == dtype else df.Quantisation.per_row(codes, scales)
+
+
 def replicate(group: df.Group, host: np.ndarray) -> list[df.Array]:
     """A copy of one array on every rank."""
     return [rank.array(host) for rank in group]

@@ -60,7 +60,7 @@ def _prepare(group: df.Group, op: str, xs: list[Any], *, algo: str, **options: A
         return df.allreduce.prepare(group, xs, outputs, **options)
     gammas = [rank.array(np.ones(xs[0].shape[-1], np.float32).astype(BF16)) for rank in group]
     return df.allreduce_rmsnorm_fp8.prepare(
-        group, xs, gammas, epsilon=1e-6, out_dtype="bfloat16", outputs=outputs, **options
+        group, xs, gammas, epsilon=1e-6, quantisation=df.Quantisation.none(), outputs=outputs, **options
     )
 
 
@@ -75,7 +75,8 @@ def _expected(op: str, hosts: list[np.ndarray], algo: str) -> np.ndarray:
     if op == "allreduce":
         return reference.allreduce(hosts, multimem=multimem)
     gamma = np.ones(hosts[0].shape[-1], np.float32).astype(BF16)
-    return reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6, out_dtype="bfloat16", multimem=multimem).output
+    made = df.Quantisation.none()
+    return reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6, quantisation=made, multimem=multimem).output
 
 
 def _outputs(result: Any) -> list[Any]:

@@ -12,6 +12,7 @@ from collective_support import (
     ALL_ALGOS,
     ON_GPUS,
     assert_bits,
+    codes_per_row,
     every_number_of_ranks,
     garbage,
     place,
@@ -25,6 +26,8 @@ from hypothesis import strategies as st
 import drvfuse as df
 from drvfuse import dtypes, reference
 
+PER_ROW = df.Quantisation.per_row()
+
 
 def gamma_for(rng, columns, dtype):
     return (1 + 0.3 * rng.standard_normal(columns)).astype(np.float32).astype(dtypes.get(dtype).numpy)
@@ -37,41 +40,35 @@ def check(
     *,
     algo,
     dtype="bfloat16",
-    out_dtype="float8_e4m3fn",
-    scales_dtype="float32",
+    quantisation=PER_ROW,
     residual=False,
     hosts=None,
     gamma=None,
     epsilon=1e-5,
     weight_offset=0.0,
-    scale_ub=math.inf,
     **options,
 ):
     """Run the op and compare all results with the reference."""
     hosts = random_inputs(rng, group.size, shape, dtype) if hosts is None else hosts
     gamma = gamma_for(rng, shape[-1], dtype) if gamma is None else gamma
     added = random_inputs(rng, 1, shape, dtype)[0] if residual else None
-    quantised = out_dtype != dtype
+    quantised, out_dtype = quantisation.scales, quantisation.output_dtype(dtypes.get(dtype))
     result = df.allreduce_rmsnorm_fp8(
         group,
         place(group, hosts),
         replicate(group, gamma),
         epsilon=epsilon,
         weight_offset=weight_offset,
-        scale_ub=scale_ub,
         residuals=replicate(group, added) if residual else None,
         residual_outputs=garbage(group, shape, dtype) if residual else None,
-        out_dtype=out_dtype,
-        scales_dtype=scales_dtype,
+        quantisation=quantisation,
         outputs=garbage(group, shape, out_dtype),
-        scales=garbage(group, shape[:-1], scales_dtype) if quantised else None,
+        scales=garbage(group, shape[:-1], quantised) if quantised else None,
         algo=algo,
         **options,
     )
-    expected = reference.allreduce_rmsnorm_fp8(
-        hosts, gamma, epsilon, weight_offset, scale_ub, added, out_dtype, scales_dtype
-    )
-    what = f"{algo} {dtype} {out_dtype} {shape}"
+    expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, epsilon, weight_offset, added, quantisation=quantisation)
+    what = f"{algo} {dtype} {quantisation} {shape}"
     assert_bits(result.output, expected.output, what)
     assert (result.scales is None) == (not quantised)
     assert (result.residual is None) == (not residual)
@@ -126,12 +123,11 @@ PAIRS = [
 
 
 @pytest.mark.gpus(2)
-@pytest.mark.parametrize("algo,dtype,out_dtype,scales_dtype,residual", PAIRS)
-def test_every_dtype_and_mode_is_exact(open_group, rng, dtype, out_dtype, scales_dtype, residual, algo):
+@pytest.mark.parametrize("algo,dtype,codes,scales,residual", PAIRS)
+def test_every_dtype_and_mode_is_exact(open_group, rng, dtype, codes, scales, residual, algo):
     group = open_group(2)
-    check(
-        group, rng, (5, 264), algo=algo, dtype=dtype, out_dtype=out_dtype, scales_dtype=scales_dtype, residual=residual
-    )
+    made = codes_per_row(dtype, codes, scales)
+    check(group, rng, (5, 264), algo=algo, dtype=dtype, quantisation=made, residual=residual)
 
 
 # On the emulated driver each algorithm has the longest rows of both dtypes and one or two of the other lengths.
@@ -163,8 +159,8 @@ def test_every_size_of_the_reduction_tree_is_exact(open_group, rng, algo):
 @pytest.mark.parametrize("algo", ALL_ALGOS)
 def test_scale_bound_weight_offset_and_epsilon_are_exact(open_group, rng, algo):
     group = open_group(2)
-    for scale_ub in (math.inf, 1.0, 0.01, 0.0):
-        check(group, rng, (3, 64), algo=algo, scale_ub=scale_ub)
+    for bound in (math.inf, 1.0, 0.01, 0.0):
+        check(group, rng, (3, 64), algo=algo, quantisation=df.Quantisation.per_row(upper_bound=bound))
     for weight_offset in (1.0, -1.0):
         check(group, rng, (3, 64), algo=algo, weight_offset=weight_offset)
     gamma = -np.ones(64, np.float32).astype(dtypes.get("bfloat16").numpy)
@@ -342,7 +338,7 @@ def test_random_shapes_and_algorithms_have_the_bits_of_the_reference(open_group,
         rng,
         (rows, packs * 8),
         algo=data.draw(st.sampled_from(["auto", *ALL_ALGOS])),
-        scale_ub=data.draw(st.sampled_from([math.inf, 2.0])),
+        quantisation=df.Quantisation.per_row(upper_bound=data.draw(st.sampled_from([math.inf, 2.0]))),
         weight_offset=data.draw(st.sampled_from([0.0, 1.0])),
         max_num_blocks=data.draw(st.none() | st.integers(1, 4)),
     )

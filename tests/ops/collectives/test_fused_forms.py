@@ -21,6 +21,8 @@ from multimem_support import Arrays, exact_inputs
 import drvfuse as df
 from drvfuse import reference
 
+NONE = df.Quantisation.none()
+
 EVERYTHING = {"norm": "layer", "beta": "float32", "gamma": "float32", "normed": True}
 FORMS = {
     "layer": EVERYTHING,
@@ -81,7 +83,7 @@ def check(
     if residual:
         assert_bits(result.residual, expected.residual, "residual of " + what)
     if normed:
-        unquantised = reference.allreduce_rmsnorm_fp8(hosts, weights, epsilon, out_dtype=dtype, **kinds)
+        unquantised = reference.allreduce_rmsnorm_fp8(hosts, weights, epsilon, **kinds | {"quantisation": NONE})
         assert_bits(normed_outputs, unquantised.output, "normed rows of " + what)
 
 
@@ -193,7 +195,7 @@ def test_bad_input_is_an_argument_error(open_group, refused):
     refused(call(residuals=wide, residual_outputs=zeros((4, 24), "float16")), "residual_outputs", "float32")
     refused(call(normed_outputs=wide), "normed_outputs", "float16")
     refused(call(normed_outputs=x), "normed_outputs", "overlapping inputs")
-    refused(call(out_dtype="float16", normed_outputs=zeros((4, 24), "float16")), "normed_outputs", "quantised")
+    refused(call(quantisation=NONE, normed_outputs=zeros((4, 24), "float16")), "normed_outputs", "quantised")
     for heads in (0, 5, 48, 2.0, True):
         refused(call(head_columns=heads), "head_columns")
     refused(call(head_columns=12), "gammas", "(12,)")

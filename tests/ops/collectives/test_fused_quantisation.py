@@ -172,8 +172,6 @@ def test_bad_input_is_an_argument_error(open_group, refused):
 
     refused(call("mxfp8"), "quantisation", "a drvfuse.Quantisation")
     refused(call(Q.per_group(64)), "quantisation", "a multiple of 64 columns")
-    refused(call(Q.mxfp8(), scale_ub=1.0), "quantisation", "None together with out_dtype")
-    refused(call(Q.mxfp8(), out_dtype="float8_e5m2"), "quantisation", "None together with out_dtype")
     refused(call(Q.static(2.0), scales=rank.zeros(4, "float32")), "scales", "the scale is given")
     refused(call(Q.none(), scales=rank.zeros(4, "float32")), "scales", "not quantised")
     refused(call(Q.none(), normed_outputs=rank.zeros((4, 96), "float16")), "normed_outputs", "not quantised")

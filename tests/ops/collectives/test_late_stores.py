@@ -11,6 +11,8 @@ import drvfuse as df
 from drvfuse import reference
 from drvfuse.ops.call import faults
 
+NONE = df.Quantisation.none()
+
 
 def _check(op: str, algo: str, seed: int) -> None:
     """Check the results of three consecutive calls on three devices, the last one with different inputs."""
@@ -28,9 +30,9 @@ def _check(op: str, algo: str, seed: int) -> None:
             else:
                 gamma = np.linspace(-2, 2, 264).astype(np.float32).astype(hosts[0].dtype)
                 call = df.allreduce_rmsnorm_fp8.prepare(
-                    group, xs, replicate(group, gamma), epsilon=1e-6, out_dtype="bfloat16", outputs=outputs, algo=algo
+                    group, xs, replicate(group, gamma), epsilon=1e-6, quantisation=NONE, outputs=outputs, algo=algo
                 )
-                expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6, out_dtype="bfloat16").output
+                expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6, quantisation=NONE).output
             runs.append((call, outputs, expected))
         for call, _, _ in (runs[0], *runs):
             call.launch()

@@ -142,7 +142,7 @@ def test_the_staging_is_not_made_in_a_capture(group, rng, op):
     xs, ys = place(group, hosts), garbage(group, (4, 64), "bfloat16")
     options = {"outputs": ys, "gammas": [rank.zeros(64, "bfloat16") for rank in group]}
     if op != "allreduce":
-        options["out_dtype"] = "bfloat16"
+        options["quantisation"] = df.Quantisation.none()
     group.synchronize()
     with df.Graph.capture([rank.stream for rank in group]):
         with pytest.raises(CaptureError, match="multicast staging"):

@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from collective_support import assert_bits, every_number_of_ranks, garbage, random_inputs, replicate
+from collective_support import (
+    assert_bits,
+    codes_per_row,
+    every_number_of_ranks,
+    garbage,
+    random_inputs,
+    replicate,
+)
 from multimem_support import (
     Arrays,
     assert_equal_on_ranks,
@@ -46,7 +53,10 @@ def open_group() -> Iterator[Callable[..., df.Group]]:
             group.close()
 
 
-def run(group, rng, hosts, where, *, out_dtype="float8_e4m3fn", scales_dtype="float32", residual=None, **options):
+PER_ROW = df.Quantisation.per_row()
+
+
+def run(group, rng, hosts, where, *, quantisation=PER_ROW, residual=None, **options):
     """Run the op. Returns its result and gamma. Outputs and residual outputs hold garbage before the call."""
     shape, dtype = hosts[0].shape, dtypes.get(hosts[0].dtype).name
     gamma = (1 + 0.3 * rng.standard_normal(shape[-1])).astype(np.float32).astype(hosts[0].dtype)
@@ -58,10 +68,9 @@ def run(group, rng, hosts, where, *, out_dtype="float8_e4m3fn", scales_dtype="fl
         epsilon=EPSILON,
         residuals=None if residual is None else replicate(group, residual),
         residual_outputs=None if residual is None else garbage(group, shape, dtype),
-        out_dtype=out_dtype,
-        scales_dtype=scales_dtype,
-        outputs=garbage(group, shape, out_dtype),
-        scales=garbage(group, shape[:-1], scales_dtype) if out_dtype != dtype else None,
+        quantisation=quantisation,
+        outputs=garbage(group, shape, quantisation.output_dtype(dtypes.get(dtype))),
+        scales=garbage(group, shape[:-1], quantisation.scales) if quantisation.scales else None,
         use_multimem=True,
         **options,
     )
@@ -70,16 +79,14 @@ def run(group, rng, hosts, where, *, out_dtype="float8_e4m3fn", scales_dtype="fl
     return result, gamma
 
 
-def check_exact(
-    group, rng, hosts, where, *, out_dtype="float8_e4m3fn", scales_dtype="float32", residual=None, **options
-):
-    kinds = {"out_dtype": out_dtype, "scales_dtype": scales_dtype}
-    result, gamma = run(group, rng, hosts, where, residual=residual, **kinds, **options)
-    expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, EPSILON, residual=residual, **kinds, multimem=True)
+def check_exact(group, rng, hosts, where, *, residual=None, quantisation=PER_ROW, **options):
+    kinds = {"residual": residual, "quantisation": quantisation}
+    result, gamma = run(group, rng, hosts, where, **kinds, **options)
+    expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, EPSILON, **kinds, multimem=True)
     for found, wanted in zip(result, expected, strict=True):
         assert (found is None) == (wanted is None)
         if wanted is not None:
-            assert_bits(found, wanted, f"{where} {hosts[0].shape} {kinds}")
+            assert_bits(found, wanted, f"{where} {hosts[0].shape} {quantisation}")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +100,7 @@ def test_sums_that_are_exact_in_any_order_give_the_bits_of_the_reference(open_gr
 
 
 @pytest.mark.parametrize(
-    ("dtype", "out_dtype", "scales_dtype", "residual", "where"),
+    ("dtype", "codes", "scales", "residual", "where"),
     [
         ("bfloat16", "float8_e5m2", "bfloat16", True, "direct"),
         ("bfloat16", "float8_e4m3fn", "bfloat16", False, "staged"),
@@ -107,13 +114,11 @@ def test_sums_that_are_exact_in_any_order_give_the_bits_of_the_reference(open_gr
         ("float32", "float32", "float32", True, "staged"),
     ],
 )
-def test_every_dtype_and_mode_has_the_bits_of_the_reference(
-    open_group, rng, dtype, out_dtype, scales_dtype, residual, where
-):
+def test_every_dtype_and_mode_has_the_bits_of_the_reference(open_group, rng, dtype, codes, scales, residual, where):
     group, shape = open_group(3), (7, 264)
     added = random_inputs(rng, 1, shape, dtype)[0] if residual else None
-    kinds = {"out_dtype": out_dtype, "scales_dtype": scales_dtype}
-    check_exact(group, rng, exact_inputs(rng, 3, shape, dtype), where, residual=added, **kinds)
+    made = codes_per_row(dtype, codes, scales)
+    check_exact(group, rng, exact_inputs(rng, 3, shape, dtype), where, residual=added, quantisation=made)
 
 
 @places
@@ -176,7 +181,7 @@ def test_without_residual_ranks_have_equal_bits_and_results_are_within_the_bound
     """
     group, shape = open_group(n), (9, 264)
     hosts = cancelling_inputs(rng, n, shape, "float32")
-    result, gamma = run(group, rng, hosts, where, out_dtype="float32")
+    result, gamma = run(group, rng, hosts, where, quantisation=df.Quantisation.none())
     assert_equal_on_ranks(result.output)
     x = np.sum([host.astype(np.float64) for host in hosts], axis=0)
     d = (n - 1) * 2.0**-24 * np.sum([np.abs(host.astype(np.float64)) for host in hosts], axis=0)

@@ -5,7 +5,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from collective_support import assert_bits, garbage, place, private_array, random_inputs, replicate
+from collective_support import (
+    assert_bits,
+    codes_per_row,
+    garbage,
+    place,
+    private_array,
+    random_inputs,
+    replicate,
+)
 
 import drvfuse as df
 from drvfuse import dtypes, reference
@@ -50,8 +58,8 @@ def check_fused(group, hosts, gamma, residual=None, **options):
     xs = place(group, hosts)
     added = None if residual is None else replicate(group, residual)
     result = df.allreduce_rmsnorm_fp8(group, xs, replicate(group, gamma), epsilon=1e-5, residuals=added, **options)
-    out = {name: options[name] for name in ("out_dtype", "scales_dtype") if name in options}
-    expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-5, residual=residual, nodes=group.nodes, **out)
+    made = {name: options[name] for name in options if name == "quantisation"}
+    expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-5, residual=residual, nodes=group.nodes, **made)
     for arrays, wanted in zip(result, expected, strict=True):
         assert (arrays is None) == (wanted is None)
         if arrays is not None:
@@ -129,11 +137,10 @@ def test_the_fused_op_is_exact_for_every_form(open_nodes, rng, n, nodes, residua
 @pytest.mark.parametrize("out", ["float8_e4m3fn", "float8_e5m2", "same"])
 def test_the_fused_op_is_exact_for_every_dtype(open_nodes, rng, dtype, out):
     group, shape = open_nodes(4, 2), (6, 100)  # rows of 16-bit types end within a pack
-    options = {"out_dtype": dtype if out == "same" else out}
-    if out == "float8_e5m2":
-        options["scales_dtype"] = "bfloat16"
+    scales = "bfloat16" if out == "float8_e5m2" else "float32"
+    made = codes_per_row(dtype, dtype if out == "same" else out, scales)
     for residual in (None, inputs(rng, 1, shape, dtype)[0]):
-        check_fused(group, inputs(rng, 4, shape, dtype), gamma_of(rng, 100, dtype), residual, **options)
+        check_fused(group, inputs(rng, 4, shape, dtype), gamma_of(rng, 100, dtype), residual, quantisation=made)
 
 
 @pytest.mark.parametrize("columns", [1, 7, 33, 4100])

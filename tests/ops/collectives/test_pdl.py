@@ -66,7 +66,7 @@ def _owners(group, op, algo, xs, level):
     if op == "reduce_scatter":
         return df.reduce_scatter.prepare(group, xs, ys, algo=algo, pdl_level=level), ys, 2
     gammas = [rank.array(np.ones(1000, BF16)) for rank in group]
-    options = {"epsilon": 0.0, "out_dtype": "bfloat16", "outputs": ys, "algo": algo, "pdl_level": level}
+    options = {"epsilon": 0.0, "quantisation": df.Quantisation.none(), "outputs": ys, "algo": algo, "pdl_level": level}
     return df.reduce_scatter_rmsnorm_fp8.prepare(group, xs, gammas, **options), ys, 1
 
 

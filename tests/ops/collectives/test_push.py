@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from collective_support import PUSH, assert_bits, fill_late, garbage, place, private_array, random_inputs, replicate
+from collective_support import (
+    PUSH,
+    assert_bits,
+    codes_per_row,
+    fill_late,
+    garbage,
+    place,
+    private_array,
+    random_inputs,
+    replicate,
+)
 
 import drvfuse as df
 from drvfuse import dtypes, reference
@@ -179,6 +189,7 @@ def test_calls_of_any_kind_in_any_order_need_no_synchronisation(new_group, rng, 
     for rows, dtype, out in ((1, "bfloat16", "float8_e4m3fn"), (7, "bfloat16", "bfloat16"), (5, "float32", "float32")):
         hosts, gamma = random_inputs(rng, 3, (rows, 256), dtype), None
         gamma = gamma_of(256, hosts[0].dtype)
+        made = codes_per_row(dtype, out)
         for algo in PUSH:
             arrays = garbage(group, (rows, 256), out)
             call = df.allreduce_rmsnorm_fp8.prepare(
@@ -186,11 +197,11 @@ def test_calls_of_any_kind_in_any_order_need_no_synchronisation(new_group, rng, 
                 place(group, hosts),
                 replicate(group, gamma),
                 epsilon=1e-6,
-                out_dtype=out,
+                quantisation=made,
                 outputs=arrays,
                 algo=algo,
             )
-            expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6, out_dtype=out).output
+            expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-6, quantisation=made).output
             calls.append((call, [arrays], [expected]))
     for _ in range(100 if driver == "cuda" else 2):
         for index in rng.permutation(len(calls)):
