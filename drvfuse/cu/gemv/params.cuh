@@ -83,7 +83,7 @@ struct GemvParams {
     Scratch scratch;          // the workspace's state
     int padded;               // n_normed rounded up to a multiple of 4
     int stashed;              // 1: shared memory keeps the sums times gamma until they are normalised (norm.cuh)
-    float epsilon;                // the number added to the mean of squares
+    float epsilon;            // the number added to the mean of squares
     int act_scale_step;       // elements between the scales of two rows of act
     const float* act_scales;  // the scales of act, in the form ACT_SCALES
     const Bias* bias;         // [N], with BIASED
