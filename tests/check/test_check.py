@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ import pytest
 
 from drvfuse.__main__ import main
 from drvfuse.check import cases, collectives
+from drvfuse.check.differing import FEW, compared
 from drvfuse.check.explorer import _interrupts_held
 from drvfuse.check.mutant import Mutant, hunt
 from drvfuse.check.mutants import MUTANTS
 from drvfuse.check.mutants.barriers import direct_two_stage
 from drvfuse.check.run import Run, explore
 from drvfuse.emu import Machine
+from drvfuse.emu.machine.engine import Engine
 from drvfuse.ops.call import faults
 from drvfuse.ops.call.specialisation import CU
 from drvfuse.ops.collectives import kernels
@@ -43,6 +46,25 @@ def test_planted_fault_is_found_and_its_case_is_clean_without_it(name):
     verdict = hunt(MUTANTS[name], range(12))
     assert verdict.caught
     assert verdict.unexpected == ()
+
+
+def test_a_seed_gives_the_same_run_beside_other_machines(monkeypatch):
+    """The addresses of a machine's memory depend on the machines that are open when it is made."""
+    steps, run = [], Engine.run
+
+    def recorded(self, *given, **options):
+        run(self, *given, **options)
+        steps.append((self.clock_ns, self.event_count))
+
+    monkeypatch.setattr(Engine, "run", recorded)
+    runs = []
+    with contextlib.ExitStack() as others:
+        for _ in range(3):
+            assert explore("seeded", partial(compared, kinds=FEW, shape=(3, 72), first=False), 1) == []
+            runs.append(steps.copy())
+            steps.clear()
+            others.enter_context(Machine(devices=2))
+    assert runs[0] and runs[0] == runs[1] == runs[2]
 
 
 def test_data_overwritten_too_early_is_a_race_or_an_ordered_read_of_wrong_data():

@@ -183,7 +183,7 @@ FAR u32 begin_bulk(Thread* t, Block* to, Bulk* c) {
     c->from = t->block->slot;
     c->thread = t->linear;
     c->next = c->turns = 0;
-    u64 number = c->target ^ e->event_count << 32 ^ (u64)t->block->index << 20;
+    u64 number = (c->target - l->window_base) ^ e->event_count << 32 ^ (u64)t->block->index << 20;
     c->moment = e->seed ? (u32)hash(hash(e->seed) + number) & 3 : M_WAIT;
     if (c->moment == M_MADE) c->moment = M_WAIT;
     u32 element = c->how ? bytes_of_element(c->how) : 0;

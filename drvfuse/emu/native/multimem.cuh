@@ -127,7 +127,8 @@ FAR u32 draw_members(Thread* t, Team* team, u64 addr, u64* member) {
     u32 count = 0;
     LOOP for (u32 device = 0; device < MEMBERS; device++)
         if (team->devices >> device & 1) member[count++] = member_of(team, addr, device);
-    u64 random = hash(hash(e->seed + e->clock * 0x9E3779B97F4A7C15ull) + addr + t->launch->device);
+    u64 place = addr - t->launch->window_base + t->launch->device;
+    u64 random = hash(hash(e->seed + e->clock * 0x9E3779B97F4A7C15ull) + place);
     LOOP for (u32 i = count; e->seed && i > 1; i--) {
         u32 j = (u32)(random % i);
         random = hash(random + i);

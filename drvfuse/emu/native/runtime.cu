@@ -21,8 +21,9 @@
 // Bounded calls. A call returns after a bounded amount of work, also in the middle of a pass, so that Python can handle
 // signals. The next call continues from there.
 //
-// Determinism. The order in which threads run depends only on the seed and on the sequence of calls: the budget of a
-// call of rt_run, in time or in resumes, is checked between passes only.
+// Determinism. The order in which threads run depends only on the seed and on the sequence of calls. So what the seed
+// draws must not depend on an address, which depends on the other machines of the process, but on its distance from
+// Launch::window_base. The budget of a call of rt_run, in time or in resumes, is checked between passes only.
 
 #include "probe.cuh"
 
