@@ -49,8 +49,8 @@ def open_folder(path: Path, below: Path) -> int:
     return folder
 
 
-def read(name: str, folder: int) -> bytes:
-    """Return the contents of a file in an open folder.
+def read(name: str, folder: int | None = None) -> bytes:
+    """Return the contents of a file in an open folder or, without `folder`, at the path `name`.
 
     Raises Untrusted if the file is not this user's own, and OSError if it does not exist or is no regular file: a FIFO
     is not waited for.

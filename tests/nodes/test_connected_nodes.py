@@ -223,9 +223,8 @@ def test_bytes_move_between_processes_of_several_nodes(rng, domain):
 
             def call(group, hosts=hosts, rows=rows):
                 x = group[0].array(hosts[group[0].index])
-                return df.all_gather(group, x, splits=rows).output.numpy(), df.all_to_all(
-                    group, x, splits=splits
-                ).numpy()
+                gathered = df.all_gather(group, x, splits=rows).output
+                return gathered.numpy(), df.all_to_all(group, x, splits=splits).numpy()
 
             expected = reference.all_to_all(hosts, splits)
             for rank, (gathered, exchanged) in enumerate(ranks.each(call)):

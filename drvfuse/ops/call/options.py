@@ -9,6 +9,7 @@ from typing import Any
 
 from ...comm.group import Group
 from ...errors import ArgumentError, Unsupported, any_of, require_integer, require_kind, require_real, shown
+from ...plans.quantisation import PER_ROW, Quantisation
 
 
 class PDLLevel(IntEnum):
@@ -60,6 +61,14 @@ def pdl_level(value: Any) -> PDLLevel:
             "while the previous kernel still changes them; use OVERLAP_AT_BEGINNING"
         )
     return level
+
+
+def quantisation(value: Quantisation | None) -> Quantisation:
+    """Return the quantisation of a call: `value`, or `PER_ROW` for None."""
+    if value is None:
+        return PER_ROW
+    require_kind("quantisation", value, Quantisation, "a drvfuse.Quantisation or None")
+    return value
 
 
 def one_of(argument: str, value: Any, allowed: Sequence[str]) -> str:

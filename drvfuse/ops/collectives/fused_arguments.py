@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ArgumentError, require_integer, require_kind
+from ...errors import ArgumentError, require_integer
 from ...plans import collectives as plans
-from ...plans.quantisation import PER_ROW, Quantisation
+from ...plans.quantisation import Quantisation
 from ..call import operands, options
 from ..call.operands import Operand
 from .kernels import INPUT_DTYPES
@@ -125,13 +125,10 @@ class NormArguments:
 
 
 def quantisation_of(rows: FusedRows, quantisation: Quantisation | None) -> Quantisation:
-    """Return the quantisation of a call, `PER_ROW` if None is given. Raises ArgumentError if it does not fit the
-    rows."""
-    if quantisation is None:
-        return PER_ROW
-    require_kind("quantisation", quantisation, Quantisation, "a drvfuse.Quantisation or None")
-    quantisation.check(rows.normed, rows.dtype)
-    return quantisation
+    """Return the quantisation of a call. Raises ArgumentError if it does not fit the rows."""
+    found = options.quantisation(quantisation)
+    found.check(rows.normed, rows.dtype)
+    return found
 
 
 def _rows(first: Operand, head_columns: int | None) -> tuple[tuple[int, ...], int]:

@@ -43,15 +43,10 @@ def path() -> Path:
 def stored(file: Path) -> dict[str, Measured]:
     """Return the contents of the file; empty if there is none. Raises ArgumentError if it is not what `drvfuse tune`
     writes, or if another user may have written it. A link is followed, since the user has chosen the path."""
-    file = file.resolve()
     try:
-        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            text = own_files.read(file.name, folder)
-        finally:
-            os.close(folder)
+        text = own_files.read(os.path.realpath(file))
         return {name: _measured(values) for name, values in json.loads(text).items()}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, own_files.Untrusted) as error:
         expected = "as `drvfuse tune` writes it; delete it, or run `drvfuse tune` with another setting `tuning`"
@@ -59,7 +54,9 @@ def stored(file: Path) -> dict[str, Measured]:
 
 
 def store(file: Path, all_costs: dict[str, Measured]) -> None:
-    """Replace the file atomically by one that only this user can write, or remove it if there are no costs."""
+    """Replace the file atomically by one that only this user can write, or remove it if there are no costs. Of a link
+    the target is replaced or removed."""
+    file = Path(os.path.realpath(file))
     if not all_costs:
         file.unlink(missing_ok=True)
         return

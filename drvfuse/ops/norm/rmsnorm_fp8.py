@@ -8,11 +8,11 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...dtypes import DType
-from ...errors import ArgumentError, require_integer, require_kind
+from ...errors import ArgumentError, require_integer
 from ...plans.collectives import MAX_COLUMNS
 from ...plans.definitions import defines
 from ...plans.norm import NormShape
-from ...plans.quantisation import PER_ROW, Quantisation
+from ...plans.quantisation import Quantisation
 from ...runtime.array import Array
 from ...runtime.device import Device
 from ...runtime.interop import ArrayLike
@@ -110,8 +110,7 @@ def rmsnorm_fp8(
     Returns (output, scales, residual).
     """
     level = options.pdl_level(pdl_level)
-    made = PER_ROW if quantisation is None else quantisation
-    require_kind("quantisation", made, Quantisation, "a drvfuse.Quantisation or None")
+    made = options.quantisation(quantisation)
     options.one_of("norm", norm, NORMS)
     if beta is not None and norm != "layer":
         raise ArgumentError("beta", "given", 'None, as norm="rms" has no beta')

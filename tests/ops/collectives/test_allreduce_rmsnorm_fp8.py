@@ -25,8 +25,7 @@ from hypothesis import strategies as st
 
 import drvfuse as df
 from drvfuse import dtypes, reference
-
-PER_ROW = df.Quantisation.per_row()
+from drvfuse.plans.quantisation import PER_ROW
 
 
 def gamma_for(rng, columns, dtype):

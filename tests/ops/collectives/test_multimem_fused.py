@@ -28,6 +28,7 @@ from multimem_support import (
 
 import drvfuse as df
 from drvfuse import dtypes, reference
+from drvfuse.plans.quantisation import PER_ROW
 
 pytestmark = pytest.mark.emulated
 
@@ -51,9 +52,6 @@ def open_group() -> Iterator[Callable[..., df.Group]]:
         yield find
         for group in groups.values():
             group.close()
-
-
-PER_ROW = df.Quantisation.per_row()
 
 
 def run(group, rng, hosts, where, *, quantisation=PER_ROW, residual=None, **options):

@@ -18,6 +18,7 @@ from collective_support import (
 import drvfuse as df
 from drvfuse import dtypes, reference
 from drvfuse.errors import Unsupported
+from drvfuse.plans.quantisation import PER_ROW
 
 pytestmark = pytest.mark.emulated
 FORMS = [(2, 2), (4, 2), (6, 3), (3, 3), (8, 2)]  # ranks, nodes
@@ -54,12 +55,12 @@ def check(group, hosts, **options):
         assert_bits([x], host, "input of")
 
 
-def check_fused(group, hosts, gamma, residual=None, **options):
+def check_fused(group, hosts, gamma, residual=None, quantisation=PER_ROW):
     xs = place(group, hosts)
     added = None if residual is None else replicate(group, residual)
-    result = df.allreduce_rmsnorm_fp8(group, xs, replicate(group, gamma), epsilon=1e-5, residuals=added, **options)
-    made = {name: options[name] for name in options if name == "quantisation"}
-    expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, 1e-5, residual=residual, nodes=group.nodes, **made)
+    options = {"epsilon": 1e-5, "quantisation": quantisation}
+    result = df.allreduce_rmsnorm_fp8(group, xs, replicate(group, gamma), residuals=added, **options)
+    expected = reference.allreduce_rmsnorm_fp8(hosts, gamma, residual=residual, nodes=group.nodes, **options)
     for arrays, wanted in zip(result, expected, strict=True):
         assert (arrays is None) == (wanted is None)
         if arrays is not None:

@@ -133,7 +133,20 @@ def test_what_is_stored_is_this_users_alone(tmp_path):
     assert list(file.parent.iterdir()) == [file]
     link = tmp_path / "link.json"
     link.symlink_to(file)
-    assert tuned.stored(link) == {"2 x a": SLOW_ONE_SHOT}
+    tuned.store(link, {"2 x b": SLOW_ONE_SHOT})
+    assert link.is_symlink() and tuned.stored(link) == tuned.stored(file) == {"2 x b": SLOW_ONE_SHOT}
+
+
+def test_a_file_whose_folder_does_not_exist_or_is_no_folder_has_no_constants(tmp_path):
+    (tmp_path / "text").write_text("")
+    for folder in ("missing", "text"):
+        assert tuned.stored(tmp_path / folder / "tuning.json") == {}
+
+
+def test_a_link_to_itself_in_place_of_the_file_is_an_error(file):
+    file.symlink_to(file)
+    with pytest.raises(ArgumentError, match="tuning file .* unreadable"):
+        tuned.stored(file)
 
 
 def test_a_file_that_others_may_have_written_is_an_error(file):
