@@ -40,7 +40,7 @@ BESIDES = {
     "comm": [f"drvfuse.nodes.exchange.{name}" for name in ("Exchange", "Member", "Part", "Pieces", "Piece")],
     "ops": [
         "drvfuse.ops.call.prepared.Prepared",
-        "drvfuse.ops.collectives.fused_results.NormResult",
+        "drvfuse.ops.collectives.rows.results.NormResult",
         "drvfuse.ops.norm.rmsnorm_fp8.Normed",
     ],
     "runtime": ["drvfuse.dtypes.DType", "drvfuse.dtypes.get"],
@@ -56,7 +56,7 @@ TYPES = {
     "StreamArgument": "drvfuse.ops.call.streams",
     "Streams": "drvfuse.ops.call.streams",
     "Argument": "drvfuse.runtime.packing",
-    "Arrays": "drvfuse.ops.collectives.all_gather",
+    "Arrays": "drvfuse.ops.collectives.moves.all_gather",
     "Outputs": "drvfuse.ops.coat.quantised",
     "Gradients": "drvfuse.ops.coat.rmsnorm_backward",
     "Peers": "drvfuse.emu.machine.machine",

@@ -19,7 +19,7 @@ from ..comm.group import Group
 from ..errors import DrvfuseError
 from ..ops.call.options import PDLLevel
 from ..ops.call.prepared import Prepared
-from ..ops.collectives import multimem
+from ..ops.collectives.shared import multimem
 from ..ops.gemv.gemv_partial_norm import gemv_partial_norm
 from ..runtime.array import Array
 from ..trace.buffer import Trace

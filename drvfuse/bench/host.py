@@ -21,8 +21,8 @@ from ..comm.group import Group
 from ..ops.call.op import Op
 from ..ops.call.prepared import Prepared
 from ..ops.coat.rmsnorm_forward import fp8_rmsnorm_forward
-from ..ops.collectives.allreduce import allreduce
-from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
+from ..ops.collectives.rows.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
+from ..ops.collectives.sums.allreduce import allreduce
 from ..ops.gemv.gemv_partial_norm import gemv_partial_norm
 from ..runtime.device import Device
 from ..runtime.driver import Driver

@@ -16,15 +16,16 @@ from typing import Any
 
 from ..comm.group import Group
 from ..errors import Unsupported
-from . import move_calls, peers, timing
+from . import moves_calls as move_calls
+from . import peers, timing
 from .collective_calls import LEVELS
 from .floors import Links
 from .forms import FORMS
-from .move_calls import input_bytes
+from .moves_calls import input_bytes
 from .nccl_sizes import PEERS
 from .ops import calls_of
 from .settings import Settings
-from .sum_worker import columns_of
+from .sums_worker import columns_of
 
 ALGORITHMS = ("push", "relay", "put", "pull", "push_one_shot", "push_two_shot", "auto")
 KIB = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 131072)

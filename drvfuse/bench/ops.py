@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from ..comm.group import Group
-from . import move_calls, norm_calls
+from . import moves_calls as move_calls
+from . import rows_calls as norm_calls
 from .collective_calls import CollectiveCalls
 from .forms import FORMS, PLAIN, Form
-from .move_calls import moves
-from .norm_calls import norms
-from .sum_calls import sums
+from .moves_calls import moves
+from .rows_calls import norms
+from .sums_calls import sums
 
 _OF_SUMS = ("one_stage", "two_stage", "push_one_shot", "push_two_shot", "auto")
 _OF_SCATTERS = ("push", "pull", "auto")

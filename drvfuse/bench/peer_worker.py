@@ -22,7 +22,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from . import move_worker, sum_worker
+from . import moves_worker as move_worker
+from . import sums_worker as sum_worker
 from .nccl_sizes import window
 from .torch_graph import torch_times
 

@@ -11,7 +11,7 @@ from ..ops.call.options import PDLLevel
 from ..plans import tuning
 from ..plans.tuning import Cost
 from .collective_calls import launches
-from .move_calls import moves
+from .moves_calls import moves
 from .ops import calls_of
 from .timing import microseconds_per_call
 

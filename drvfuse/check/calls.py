@@ -17,11 +17,11 @@ from ..dtypes import DType
 from ..ops.call.epilogue import Epilogue, float32
 from ..ops.call.options import PDLLevel
 from ..ops.call.prepared import Prepared
-from ..ops.collectives.allreduce import allreduce
-from ..ops.collectives.allreduce_many import allreduce_many
-from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
-from ..ops.collectives.reduce_scatter import reduce_scatter
-from ..ops.collectives.reduce_scatter_rmsnorm_fp8 import reduce_scatter_rmsnorm_fp8
+from ..ops.collectives.rows.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
+from ..ops.collectives.rows.reduce_scatter_rmsnorm_fp8 import reduce_scatter_rmsnorm_fp8
+from ..ops.collectives.sums.allreduce import allreduce
+from ..ops.collectives.sums.allreduce_many import allreduce_many
+from ..ops.collectives.sums.reduce_scatter import reduce_scatter
 from ..runtime.array import Array, view
 from ..runtime.graph import Graph
 from ..runtime.launch import Launch

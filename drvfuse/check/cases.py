@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from . import differing, forms, fp8, gemv, moves, norm, over_nodes, push, scatter
+from . import coat as fp8
+from . import differing, forms, gemv, moves, norm, push, scatter
+from . import nodes as over_nodes
 from .collectives import epilogue, in_place, mixed, multimem_in_place, near_32_bits, repeated, two_streams
 from .run import Case
 

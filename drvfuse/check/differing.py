@@ -18,8 +18,8 @@ from ..emu import Machine
 from ..errors import CallMismatch
 from ..ops.call.options import PDLLevel
 from ..ops.call.prepared import Prepared
-from ..ops.collectives.allreduce import allreduce
-from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
+from ..ops.collectives.rows.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
+from ..ops.collectives.sums.allreduce import allreduce
 from ..plans.quantisation import Quantisation
 from ..runtime.array import Array, view
 from .calls import AMPLE, PDL, Calls, maybe_graph

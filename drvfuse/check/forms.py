@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ops.collectives.kernels import ALGOS, PUSH
+from ..ops.collectives.shared.kernel import ALGOS, PUSH
 from .collectives import FUSED, repeated
 from .problems import FORMS
 from .run import Run

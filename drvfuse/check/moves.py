@@ -18,11 +18,11 @@ from .. import config, reference
 from ..comm.group import Group
 from ..ops.call.options import PDLLevel
 from ..ops.call.prepared import Prepared
-from ..ops.collectives.all_gather import all_gather
-from ..ops.collectives.all_to_all import all_to_all
-from ..ops.collectives.allreduce import allreduce
-from ..ops.collectives.broadcast import broadcast
-from ..ops.collectives.move_kernels import ALGOS
+from ..ops.collectives.moves.all_gather import all_gather
+from ..ops.collectives.moves.all_to_all import all_to_all
+from ..ops.collectives.moves.broadcast import broadcast
+from ..ops.collectives.moves.kernel import ALGOS
+from ..ops.collectives.sums.allreduce import allreduce
 from ..plans.quantisation import Quantisation
 from ..runtime.array import Array, view
 from ..runtime.launch import Launch

@@ -11,7 +11,7 @@ from .. import dtypes
 from ..ops.call.options import PDLLevel
 from ..ops.norm.rmsnorm_fp8 import rmsnorm_fp8
 from ..plans.quantisation import Quantisation
-from ..reference.rows import rmsnorm_fp8 as reference
+from ..reference.norm import rmsnorm_fp8 as reference
 from ..runtime.array import Array, view
 from .problems import FORMS, HEAD, QUANTISATIONS, Problem
 from .run import Run

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .. import dtypes, reference
 from ..plans.quantisation import E8M0, Quantisation
-from ..plans.scatter import split_rows
+from ..plans.sums import split_rows
 
 Host = npt.NDArray[Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from .. import config
 from ..errors import BarrierTimeout
-from ..ops.collectives.kernels import PUSH
+from ..ops.collectives.shared.kernel import PUSH
 from .calls import AMPLE, PDL, Calls
 from .collectives import TIGHT_SLOTS
 from .problems import Problem

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ..ops.collectives.kernels import PUSH
+from ..ops.collectives.shared.kernel import PUSH
 from .calls import AMPLE, PDL, Calls
 from .collectives import TIGHT
 from .problems import Problem

@@ -9,20 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..bench import (
-    collectives_report,
-    emulator,
-    fp8_rmsnorm,
-    fp8_siblings,
-    fused_forms,
-    gemv,
-    host,
-    moves,
-    nodes,
-    processes,
-    rmsnorm_fp8,
-    trace_cost,
-)
+from ..bench import coat as fp8_rmsnorm
+from ..bench import coat_siblings as fp8_siblings
+from ..bench import collectives_report, emulator, gemv, host, moves, nodes, processes, trace_cost
+from ..bench import norm as rmsnorm_fp8
+from ..bench import rows_forms as fused_forms
 from ..bench.timing import copy_bandwidth
 from ..errors import ArgumentError, Unsupported, shown
 from ..runtime.device import Device, device

@@ -13,24 +13,15 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from ..bench import (
-    collectives,
-    collectives_report,
-    fused_forms,
-    host,
-    moves,
-    nodes,
-    processes,
-    stored_peers,
-    trace_cost,
-)
+from ..bench import collectives, collectives_report, host, moves, nodes, processes, stored_peers, trace_cost
+from ..bench import rows_forms as fused_forms
 from ..bench.forms import FORMS
 from ..bench.ops import ALGORITHMS
 from ..bench.settings import EMULATED, Settings
 from ..comm.group import Group
 from ..errors import ArgumentError, Unsupported, counted, shown
 from ..ops.call.options import one_of
-from ..plans.collectives import MAX_BLOCKS, MAX_COLUMNS
+from ..plans.shared import MAX_BLOCKS, MAX_COLUMNS
 from ..runtime.device import device
 from ..runtime.driver import Driver, get_driver
 from ..runtime.multicast_support import require_multicast

@@ -34,7 +34,7 @@ def algorithms(prefix: str, parsed_args: argparse.Namespace, **more: object) -> 
 
 def ops(prefix: str, parsed_args: argparse.Namespace, **more: object) -> Iterable[str]:
     """The names for `--op` of a benchmark of several collectives."""
-    from ..bench import fused_forms
+    from ..bench import rows_forms as fused_forms
     from ..bench.ops import ALGORITHMS
 
     known = fused_forms.OPS if parsed_args.benchmark == "fused-forms" else tuple(ALGORITHMS)

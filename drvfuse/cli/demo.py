@@ -18,9 +18,9 @@ from .. import config, dtypes, reference
 from ..comm.group import Group
 from ..errors import ArgumentError, DriverUnavailable
 from ..ops.call.prepared import Prepared
-from ..ops.collectives.allreduce import allreduce
-from ..ops.collectives.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
-from ..plans.collectives import MAX_COLUMNS
+from ..ops.collectives.rows.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
+from ..ops.collectives.sums.allreduce import allreduce
+from ..plans.shared import MAX_COLUMNS
 from ..runtime.device import device
 from ..runtime.driver import get_driver
 from ..tables import table

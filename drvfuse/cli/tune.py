@@ -8,7 +8,7 @@ import argparse
 from ..bench.tune import FULL, LEAST, measure
 from ..comm.group import Group
 from ..errors import ArgumentError
-from ..ops.collectives import tuned
+from ..ops.collectives.shared import tuned
 from ..runtime.device import device as open_device
 from ..runtime.driver import get_driver
 from .terminal import progress

@@ -61,7 +61,7 @@ WAIT_KINDS = ("barrier", "push", "gather", "call", "exchange")
 """The meanings of the field `kind` of a report: what the rank waited for. In push calls `word` is the index of the
 16-byte word in the slots. For "call", whose number is CALL, `expected` and `seen` are words of calls
 (cu/sync/calls.cuh). For "exchange", whose number is EXCHANGE, the rank did not wait: `peer` is the place of a node that
-gave up, of `seen` places (cu/collectives/node_failure.cuh)."""
+gave up, of `seen` places (cu/collectives/nodes/failure.cuh)."""
 REPORT_DTYPE = np.dtype(
     {
         "names": ["rank", "peer", "block", "phase", "expected", "seen", "magic", "kind", "word"],

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PROGRESS_FIELDS = ("begun", "ended", "sending", "received")
 PROGRESS_DTYPE = np.dtype([(name, "<u8") for name in PROGRESS_FIELDS])
-"""`struct Progress` of cu/collectives/progress.cuh, one for each local rank."""
+"""`struct Progress` of cu/collectives/nodes/progress.cuh, one for each local rank."""
 _POLLS_PER_TIMEOUT = 16
 
 

@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .arranged_scales import Arrangement
-from .collectives import MAX_BLOCKS, MAX_THREADS, PACK_BYTES, LaunchShape, chunk_of
 from .limits import ceil_div
+from .moves_scales import Arrangement
 from .push import GREETINGS_BYTES, PushShape, rounds_of, threads_of_unit
+from .shared import MAX_BLOCKS, MAX_THREADS, PACK_BYTES, LaunchShape, chunk_of
 from .traffic import Traffic
 from .tuning import Costs
 
 PUSH = ("push", "relay")
 _BLOCKS_OF_OWN = 8  # in grids of eight blocks or more, every eighth copies bytes that stay on their rank (move.cu)
-_KEY_BYTES = 4  # bytes of the key of a warp's packs (cu/collectives/move_push.cu)
+_KEY_BYTES = 4  # bytes of the key of a warp's packs (cu/collectives/moves/move_push.cu)
 
 
 class Move(NamedTuple):

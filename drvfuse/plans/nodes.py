@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ArgumentError
-from .collectives import PACK_BYTES
 from .limits import ceil_div
+from .shared import PACK_BYTES
 
 _FLOAT = 4
 STATUS_BYTES = 16
-"""The bytes of the status that follows the partial sums of a node (cu/collectives/nodes.cuh)."""
+"""The bytes of the status that follows the partial sums of a node (cu/collectives/nodes/sums.cuh)."""
 _MAX_PAYLOAD = 2**32 - 1  # the largest payload in bytes: the fused kernels' offsets have 32 bits
 
 

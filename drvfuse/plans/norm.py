@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..errors import ArgumentError
-from .collectives import MAX_COLUMNS, MAX_ROWS, PACK_BYTES
 from .limits import Limits, ceil_div
+from .shared import MAX_COLUMNS, MAX_ROWS, PACK_BYTES
 
 MAX_THREADS = 512  # the maximum number of threads per block of cu/norm/rmsnorm_fp8.cu
 CLUSTER_CAPABILITY = (9, 0)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ArgumentError
-from .collectives import MAX_COLUMNS, MAX_ROWS, PACK_BYTES, Work
 from .limits import ceil_div
+from .shared import MAX_COLUMNS, MAX_ROWS, PACK_BYTES, Work
 
 GREETINGS_BYTES = 128  # bytes at the start of a half for the words that greet() of cu/sync/push.cuh sends
 CLUSTER_CAPABILITY = (9, 0)

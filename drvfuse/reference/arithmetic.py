@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from .. import dtypes
 from ..dtypes import DTypeLike
+from ..errors import ArgumentError
 
 NDArray = npt.NDArray[Any]
 """A numpy array of any dtype, those of ml_dtypes included."""
@@ -28,6 +29,12 @@ _CANONICAL_NAN = {
 def bits(values: NDArray) -> NDArray:
     """`values` viewed as unsigned integers of their size, for comparing bit for bit."""
     return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
+
+
+def require_shape(argument: str, values: Any, shape: tuple[int, ...]) -> None:
+    """Raise ArgumentError unless `values`, the caller's `argument`, have the shape `shape`."""
+    if np.shape(values) != shape:
+        raise ArgumentError(argument, f"of shape {np.shape(values)}", f"of shape {shape}")
 
 
 def round_to(values: NDArray, dtype: DTypeLike) -> NDArray:

@@ -13,7 +13,7 @@ from .. import dtypes
 from ..dtypes import DTypeLike
 from ..plans.gemv import ACT_SCALE_GROUPS, SCALE_GROUP
 from .arithmetic import Floats, NDArray, butterfly, fma, round_to
-from .norms import row_sum_of_squares
+from .norm import row_sum_of_squares
 
 PACK_BYTES = 16
 GROUP = 32

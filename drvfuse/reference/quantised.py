@@ -52,7 +52,7 @@ def quantise(
 ) -> Quantised:
     """Quantise `y` [..., columns], which is read as float32. Without quantisation y is rounded to `in_dtype`.
 
-    `maxima` are the largest magnitudes of rows [...], if the caller knows them, for example from `norms.normalise`; if
+    `maxima` are the largest magnitudes of rows [...], if the caller knows them, for example from `norm.normalise`; if
     `maxima` is None, they are computed from y. The largest magnitudes of groups are always those of y.
     """
     y = np.asarray(y, np.float32)

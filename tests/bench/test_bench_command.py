@@ -14,7 +14,10 @@ import pytest
 
 import drvfuse as df
 from drvfuse.__main__ import main
-from drvfuse.bench import fp8_rmsnorm, fp8_siblings, gemv, rmsnorm_fp8, trace_cost
+from drvfuse.bench import coat as fp8_rmsnorm
+from drvfuse.bench import coat_siblings as fp8_siblings
+from drvfuse.bench import gemv, trace_cost
+from drvfuse.bench import norm as rmsnorm_fp8
 from drvfuse.cli import bench
 from drvfuse.runtime.multicast_support import VETOES
 

@@ -11,7 +11,10 @@ import pytest
 
 import drvfuse as df
 from drvfuse import errors
-from drvfuse.bench import gather_calls, move_calls, moves, ops, sum_worker
+from drvfuse.bench import moves, ops
+from drvfuse.bench import moves_calls as move_calls
+from drvfuse.bench import moves_gather as gather_calls
+from drvfuse.bench import sums_worker as sum_worker
 from drvfuse.bench.collective_calls import BANK, bank, repeated
 from drvfuse.bench.forms import FORMS
 from drvfuse.bench.settings import EMULATED

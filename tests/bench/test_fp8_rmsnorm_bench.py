@@ -13,7 +13,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse.__main__ import main
-from drvfuse.bench import fp8_rmsnorm
+from drvfuse.bench import coat as fp8_rmsnorm
 from drvfuse.bench.timing import copy_launch, microseconds_per_call
 from drvfuse.cli.bench_options import require
 from drvfuse.errors import ArgumentError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import drvfuse as df
-from drvfuse.bench import fp8_siblings
+from drvfuse.bench import coat_siblings as fp8_siblings
 
 pytestmark = pytest.mark.emulated
 

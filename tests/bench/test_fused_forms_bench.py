@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from drvfuse.__main__ import main
-from drvfuse.bench import fused_forms
+from drvfuse.bench import rows_forms as fused_forms
 from drvfuse.bench.forms import FORMS
-from drvfuse.bench.fused_forms import received_bytes
+from drvfuse.bench.rows_forms import received_bytes
 
 ALLREDUCE, SCATTER = "allreduce_rmsnorm_fp8", "reduce_scatter_rmsnorm_fp8"
 

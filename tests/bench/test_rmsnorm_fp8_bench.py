@@ -10,7 +10,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse.__main__ import main
-from drvfuse.bench import rmsnorm_fp8
+from drvfuse.bench import norm as rmsnorm_fp8
 
 pytestmark = pytest.mark.emulated
 

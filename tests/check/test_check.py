@@ -31,7 +31,7 @@ from drvfuse.emu import Machine
 from drvfuse.emu.machine.engine import Engine
 from drvfuse.ops.call import faults
 from drvfuse.ops.call.specialisation import CU
-from drvfuse.ops.collectives import kernels
+from drvfuse.ops.collectives.shared import kernel as kernels
 
 pytestmark = pytest.mark.emulated
 

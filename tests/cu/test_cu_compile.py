@@ -13,9 +13,10 @@ from drvfuse.comm import workspace
 from drvfuse.compiler.nvrtc import Image
 from drvfuse.errors import ArgumentError
 from drvfuse.ops.call.specialisation import CU
-from drvfuse.ops.collectives import kernels, params
-from drvfuse.ops.collectives.kernels import CollectiveKernel
-from drvfuse.plans import collectives as plans
+from drvfuse.ops.collectives.shared import kernel as kernels
+from drvfuse.ops.collectives.shared import params
+from drvfuse.ops.collectives.shared.kernel import CollectiveKernel
+from drvfuse.plans import shared as plans
 
 BF16, F16, F32 = (dtypes.get(name) for name in ("bfloat16", "float16", "float32"))
 PARAMETERS = {

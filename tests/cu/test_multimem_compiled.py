@@ -16,9 +16,9 @@ import pytest
 from drvfuse import dtypes
 from drvfuse.compiler.nvrtc import Image
 from drvfuse.errors import ArgumentError
-from drvfuse.ops.collectives.kernels import CollectiveKernel
-from drvfuse.ops.collectives.params import AllreduceMultimemParams, FusedMultimemParams
-from drvfuse.plans import collectives as plans
+from drvfuse.ops.collectives.shared.kernel import CollectiveKernel
+from drvfuse.ops.collectives.shared.params import AllreduceMultimemParams, FusedMultimemParams
+from drvfuse.plans import shared as plans
 
 BF16, F16, F32 = (dtypes.get(name) for name in ("bfloat16", "float16", "float32"))
 E4M3 = dtypes.get("float8_e4m3fn")

@@ -22,19 +22,12 @@ from drvfuse.ops.coat.forward_launch import ForwardParams
 from drvfuse.ops.coat.group_scales import GroupParams
 from drvfuse.ops.coat.layernorm import LayerNormParams
 from drvfuse.ops.coat.rmsnorm_backward import BackwardParams
-from drvfuse.ops.collectives.across_nodes import CountParams, ExchangeEndedParams
-from drvfuse.ops.collectives.arranged_copies import PlaceScalesParams
-from drvfuse.ops.collectives.fused_params import FormParams, params_of
-from drvfuse.ops.collectives.many_kernels import (
-    MOST_TENSORS,
-    AllreduceManyParams,
-    AllreduceNodesManyParams,
-    ManyCall,
-    NodeSumsManyParams,
-)
-from drvfuse.ops.collectives.move_kernels import Arrangement, Moved, MoveParams, MovePushParams
-from drvfuse.ops.collectives.norm_form import NormForm
-from drvfuse.ops.collectives.params import (
+from drvfuse.ops.collectives.moves.arranged_copies import PlaceScalesParams
+from drvfuse.ops.collectives.moves.kernel import Arrangement, Moved, MoveParams, MovePushParams
+from drvfuse.ops.collectives.nodes.stages import CountParams, ExchangeEndedParams
+from drvfuse.ops.collectives.rows.form import NormForm
+from drvfuse.ops.collectives.rows.params import FormParams, params_of
+from drvfuse.ops.collectives.shared.params import (
     AllreduceMultimemParams,
     AllreduceNodesParams,
     AllreduceParams,
@@ -50,7 +43,14 @@ from drvfuse.ops.collectives.params import (
     NodeSumsParams,
     PushCall,
 )
-from drvfuse.ops.collectives.scatter_kernels import (
+from drvfuse.ops.collectives.sums.many_kernel import (
+    MOST_TENSORS,
+    AllreduceManyParams,
+    AllreduceNodesManyParams,
+    ManyCall,
+    NodeSumsManyParams,
+)
+from drvfuse.ops.collectives.sums.scatter_kernel import (
     FusedScatterNodesParams,
     FusedScatterParams,
     FusedScatterPushParams,
@@ -141,69 +141,82 @@ _NORM = {
 }
 
 BLOCKS = [
-    Block(AllreduceParams, "collectives/allreduce.cu", "AllreduceParams", _COLLECTIVE),
-    Block(FusedParams, "collectives/norm_rows.cuh", "FusedParams", _FUSED),
-    Block(AllreducePushParams, "collectives/allreduce_push.cu", "AllreducePushParams", _COLLECTIVE | _PUSH),
-    Block(FusedPushParams, "collectives/allreduce_rmsnorm_fp8_push.cu", "FusedPushParams", _FUSED | _PUSH),
+    Block(AllreduceParams, "collectives/sums/allreduce.cu", "AllreduceParams", _COLLECTIVE),
+    Block(FusedParams, "collectives/rows/steps.cuh", "FusedParams", _FUSED),
+    Block(AllreducePushParams, "collectives/sums/allreduce_push.cu", "AllreducePushParams", _COLLECTIVE | _PUSH),
+    Block(FusedPushParams, "collectives/rows/allreduce_rmsnorm_fp8_push.cu", "FusedPushParams", _FUSED | _PUSH),
     Block(
-        AllreduceMultimemParams, "collectives/allreduce_multimem.cu", "AllreduceMultimemParams", _COLLECTIVE | _MULTIMEM
+        AllreduceMultimemParams,
+        "collectives/sums/allreduce_multimem.cu",
+        "AllreduceMultimemParams",
+        _COLLECTIVE | _MULTIMEM,
     ),
     Block(
-        FusedMultimemParams, "collectives/allreduce_rmsnorm_fp8_multimem.cu", "FusedMultimemParams", _FUSED | _MULTIMEM
+        FusedMultimemParams,
+        "collectives/rows/allreduce_rmsnorm_fp8_multimem.cu",
+        "FusedMultimemParams",
+        _FUSED | _MULTIMEM,
     ),
-    Block(NodeCall, "collectives/nodes.cuh", "NodeCall", _COLLECTIVE),
-    Block(NodeSumsParams, "collectives/node_sums.cu", "NodeSumsParams", _COLLECTIVE),
-    Block(AllreduceNodesParams, "collectives/allreduce.cu", "Params", _COLLECTIVE | _NODES),
-    Block(FusedNodesParams, "collectives/allreduce_rmsnorm_fp8.cu", "Params", _FUSED | _NODES),
-    Block(FormParams, "collectives/norm_rows.cuh", "FusedParams", _FUSED | _NORMED),
+    Block(NodeCall, "collectives/nodes/sums.cuh", "NodeCall", _COLLECTIVE),
+    Block(NodeSumsParams, "collectives/nodes/node_sums.cu", "NodeSumsParams", _COLLECTIVE),
+    Block(AllreduceNodesParams, "collectives/sums/allreduce.cu", "Params", _COLLECTIVE | _NODES),
+    Block(FusedNodesParams, "collectives/rows/allreduce_rmsnorm_fp8.cu", "Params", _FUSED | _NODES),
+    Block(FormParams, "collectives/rows/steps.cuh", "FusedParams", _FUSED | _NORMED),
     Block(
         params_of(FusedPushParams, _FORM),
-        "collectives/allreduce_rmsnorm_fp8_push.cu",
+        "collectives/rows/allreduce_rmsnorm_fp8_push.cu",
         "FusedPushParams",
         _FUSED | _PUSH | _NORMED,
     ),
     Block(
         params_of(FusedMultimemParams, _FORM),
-        "collectives/allreduce_rmsnorm_fp8_multimem.cu",
+        "collectives/rows/allreduce_rmsnorm_fp8_multimem.cu",
         "FusedMultimemParams",
         _FUSED | _MULTIMEM | _NORMED,
     ),
     Block(
         params_of(FusedNodesParams, _FORM),
-        "collectives/allreduce_rmsnorm_fp8.cu",
+        "collectives/rows/allreduce_rmsnorm_fp8.cu",
         "Params",
         _FUSED | _NODES | _NORMED,
     ),
-    Block(PROGRESS_DTYPE, "collectives/progress.cuh", "Progress", {}),
-    Block(MultimemCall, "collectives/multimem_packs.cuh", "MultimemCall", _COLLECTIVE | _MULTIMEM),
+    Block(PROGRESS_DTYPE, "collectives/nodes/progress.cuh", "Progress", {}),
+    Block(MultimemCall, "collectives/shared/multimem_packs.cuh", "MultimemCall", _COLLECTIVE | _MULTIMEM),
     Block(PushCall, "sync/push.cuh", "PushCall", workspace.defines() | _defines(COMPARES=0)),
     Block(Call, "sync/workspace.cuh", "Call", workspace.defines()),
-    Block(ManyCall, "collectives/many.cuh", "ManyCall", _COLLECTIVE | _MANY),
-    Block(NodeSumsManyParams, "collectives/node_sums.cu", "Params", _COLLECTIVE | _MANY),
-    Block(AllreduceNodesManyParams, "collectives/allreduce.cu", "Params", _COLLECTIVE | _NODES | _MANY),
-    Block(AllreduceManyParams, "collectives/allreduce_push.cu", "Params", _COLLECTIVE | _PUSH | _MANY),
-    Block(ScatterParams, "collectives/scatter_parts.cuh", "ScatterParams", _COLLECTIVE),
-    Block(ScatterPushParams, "collectives/reduce_scatter_push.cu", "ScatterPushParams", _COLLECTIVE | _PUSH),
-    Block(RowParts, "collectives/scatter_rows.cuh", "RowParts", _FUSED),
-    Block(ScatterNodesParams, "collectives/reduce_scatter.cu", "Params", _COLLECTIVE | _NODES | _LOCAL),
-    Block(FusedScatterNodesParams, "collectives/reduce_scatter_rmsnorm_fp8.cu", "Params", _FUSED | _NODES | _LOCAL),
-    Block(FusedScatterParams, "collectives/reduce_scatter_rmsnorm_fp8.cu", "FusedScatterParams", _FUSED),
+    Block(ManyCall, "collectives/sums/many.cuh", "ManyCall", _COLLECTIVE | _MANY),
+    Block(NodeSumsManyParams, "collectives/nodes/node_sums.cu", "Params", _COLLECTIVE | _MANY),
+    Block(AllreduceNodesManyParams, "collectives/sums/allreduce.cu", "Params", _COLLECTIVE | _NODES | _MANY),
+    Block(AllreduceManyParams, "collectives/sums/allreduce_push.cu", "Params", _COLLECTIVE | _PUSH | _MANY),
+    Block(ScatterParams, "collectives/sums/parts.cuh", "ScatterParams", _COLLECTIVE),
+    Block(ScatterPushParams, "collectives/sums/reduce_scatter_push.cu", "ScatterPushParams", _COLLECTIVE | _PUSH),
+    Block(RowParts, "collectives/rows/parts.cuh", "RowParts", _FUSED),
+    Block(ScatterNodesParams, "collectives/sums/reduce_scatter.cu", "Params", _COLLECTIVE | _NODES | _LOCAL),
+    Block(
+        FusedScatterNodesParams, "collectives/rows/reduce_scatter_rmsnorm_fp8.cu", "Params", _FUSED | _NODES | _LOCAL
+    ),
+    Block(FusedScatterParams, "collectives/rows/reduce_scatter_rmsnorm_fp8.cu", "FusedScatterParams", _FUSED),
     Block(
         FusedScatterPushParams,
-        "collectives/reduce_scatter_rmsnorm_fp8_push.cu",
+        "collectives/rows/reduce_scatter_rmsnorm_fp8_push.cu",
         "FusedScatterPushParams",
         _FUSED | _PUSH,
     ),
-    Block(Moved, "collectives/moves.cuh", "Moved", _MOVES),
-    Block(MoveParams, "collectives/moves.cuh", "MoveParams", _MOVES),
-    Block(Arrangement, "collectives/arranged_scales.cuh", "Arrangement", workspace.defines()),
-    Block(PlaceScalesParams, "collectives/place_scales.cu", "PlaceScalesParams", workspace.defines()),
-    Block(MovePushParams, "collectives/move_push.cu", "MovePushParams", _MOVES),
-    Block(CheckParams, "collectives/check_call.cu", "CheckParams", workspace.defines() | _defines(RANKS=2, COMPARES=1)),
-    Block(CountParams, "collectives/count_exchange.cu", "CountParams", {}),
+    Block(Moved, "collectives/moves/tables.cuh", "Moved", _MOVES),
+    Block(MoveParams, "collectives/moves/tables.cuh", "MoveParams", _MOVES),
+    Block(Arrangement, "collectives/moves/arranged_scales.cuh", "Arrangement", workspace.defines()),
+    Block(PlaceScalesParams, "collectives/moves/place_scales.cu", "PlaceScalesParams", workspace.defines()),
+    Block(MovePushParams, "collectives/moves/move_push.cu", "MovePushParams", _MOVES),
+    Block(
+        CheckParams,
+        "collectives/shared/check_call.cu",
+        "CheckParams",
+        workspace.defines() | _defines(RANKS=2, COMPARES=1),
+    ),
+    Block(CountParams, "collectives/nodes/count_exchange.cu", "CountParams", {}),
     Block(
         ExchangeEndedParams,
-        "collectives/exchange_ended.cu",
+        "collectives/nodes/exchange_ended.cu",
         "ExchangeEndedParams",
         workspace.defines() | _defines(RANKS=2),
     ),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from drvfuse.errors import ArgumentError
 from drvfuse.plans import moves
-from drvfuse.plans.arranged_scales import Arrangement, chunks_of_scales
+from drvfuse.plans.moves_scales import Arrangement, chunks_of_scales
 from drvfuse.plans.push import GREETINGS_BYTES, half_bytes
 from drvfuse.plans.quantisation import Quantisation
 

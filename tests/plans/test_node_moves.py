@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drvfuse.errors import ArgumentError
-from drvfuse.plans import moves, node_moves
-from drvfuse.plans.node_moves import Inside, NodeRanks, Place
+from drvfuse.plans import moves
+from drvfuse.plans import moves_over_nodes as node_moves
+from drvfuse.plans.moves_over_nodes import Inside, NodeRanks, Place
 
 LAYOUTS = [(0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 2), (0, 0, 0, 1, 1, 1), (0, 1, 1, 0, 2, 2)]
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drvfuse.plans import node_scatter, scatter
+from drvfuse.plans import nodes_parts as node_scatter
+from drvfuse.plans import sums as scatter
 
 COUNTS = st.lists(st.integers(0, 60), min_size=2, max_size=8).filter(any)
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from drvfuse.comm.workspace import EPOCH_UNIT, MAX_BLOCKS
 from drvfuse.errors import ArgumentError
-from drvfuse.plans.collectives import MAX_COLUMNS, MAX_ROWS, PACK_BYTES, Work
 from drvfuse.plans.limits import ceil_div
 from drvfuse.plans.push import (
     GREETINGS_BYTES,
@@ -21,6 +20,7 @@ from drvfuse.plans.push import (
     half_bytes,
     trace_phases,
 )
+from drvfuse.plans.shared import MAX_COLUMNS, MAX_ROWS, PACK_BYTES, Work
 
 ALGOS = ("push_one_shot", "push_two_shot")
 LARGE = 64 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from drvfuse.plans import scatter
+from drvfuse.plans import sums as scatter
 from drvfuse.plans.push import half_bytes
 from drvfuse.plans.tuning import HOPPER
 

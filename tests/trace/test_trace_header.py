@@ -14,8 +14,8 @@ from drvfuse import config, dtypes
 from drvfuse.compiler.nvrtc import compile_source
 from drvfuse.ops.call import specialisation
 from drvfuse.ops.call.specialisation import CU, KernelCache
-from drvfuse.ops.collectives import kernels
-from drvfuse.ops.collectives.kernels import CollectiveKernel
+from drvfuse.ops.collectives.shared import kernel as kernels
+from drvfuse.ops.collectives.shared.kernel import CollectiveKernel
 from drvfuse.trace import layout
 
 KERNEL = """
@@ -101,7 +101,7 @@ def test_each_trace_call_reads_its_clocks_once(word):
 
 def plain_sources(folder: Path) -> None:
     """Write a copy of the kernels' sources, without the calls that record traces, to `folder`."""
-    for path in CU.glob("*/*"):
+    for path in CU.rglob("*.cu*"):
         text = path.read_text()
         if path.name != "trace.cuh":
             text = without_calls(text)

@@ -9,7 +9,7 @@ from test_traced_collectives import consistent
 from trace_support import bytes_of
 
 import drvfuse as df
-from drvfuse.ops.collectives.move_kernels import ALGOS
+from drvfuse.ops.collectives.moves.kernel import ALGOS
 from drvfuse.trace import decode, layout
 
 pytestmark = pytest.mark.gpus(2)

@@ -8,7 +8,7 @@ from functools import partial
 from ..collectives import repeated
 from ..moves import moves
 from ..mutant import Mutant
-from ..over_nodes import failing_bytes, failing_sums
+from ..nodes import failing_bytes, failing_sums
 from ..substitutions import NO_BARRIER_FIRST, NO_MEETING
 
 several_nodes = partial(repeated, op="allreduce", algo="two_stage", nodes=2, tight=False, graph=False, side=False)

@@ -6,7 +6,8 @@ from __future__ import annotations
 from functools import partial
 
 from ...ops.call.options import PDLLevel
-from .. import fp8, gemv, norm
+from .. import coat as fp8
+from .. import gemv, norm
 from ..mutant import WRONG, Mutant
 from ..run import HANGS
 

@@ -20,12 +20,12 @@ struct Report {
     u64 seen;      // the value that was read last
     u32 magic;     // DRVFUSE_REPORT_MAGIC: the report is complete
     // What the thread waited for. 0: a barrier, 1: push, 2: gather (push.cuh), 3: the comparison of calls
-    // (calls.cuh), 4: the exchange between nodes (node_failure.cuh)
+    // (calls.cuh), 4: the exchange between nodes (nodes/failure.cuh)
     u32 kind;
     u32 word;  // the missing word, for kinds 1 and 2: its offset in the slots, in units of 16 bytes
 };
 
-// The part of the parameter block that all collectives share. drvfuse/ops/collectives/params.py has the same layout.
+// The part of the parameter block that all collectives share. drvfuse/ops/collectives/shared/params.py has the same layout.
 struct Call {
     const void* sources[DRVFUSE_MAX_RANKS];  // the inputs by rank, if the kernel reads them in place
     char* workspaces[DRVFUSE_MAX_RANKS];     // the workspaces by rank; entry `rank` is this device's own

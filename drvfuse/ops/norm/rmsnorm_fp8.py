@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...dtypes import DType
 from ...errors import ArgumentError, require_integer
-from ...plans.collectives import MAX_COLUMNS
 from ...plans.definitions import defines
 from ...plans.norm import NormShape
 from ...plans.quantisation import Quantisation
+from ...plans.shared import MAX_COLUMNS
 from ...runtime.array import Array
 from ...runtime.device import Device
 from ...runtime.interop import ArrayLike

@@ -12,8 +12,9 @@ import pytest
 
 import drvfuse as df
 from drvfuse import config, dtypes, reference
+from drvfuse.comm import workspace
 from drvfuse.errors import BarrierTimeout
-from drvfuse.ops.collectives.kernels import ALGOS, PULL, PUSH
+from drvfuse.ops.collectives.shared.kernel import ALGOS, PULL, PUSH
 
 __all__ = ["ALGOS", "ALL_ALGOS", "LEAST", "PULL", "PUSH"]
 ALL_ALGOS = (*ALGOS, "naive")
@@ -155,3 +156,26 @@ def short_spins(driver: str) -> Any:
     shorter on the emulated driver, where time is virtual.
     """
     return config.override(spin_timeout=0.05 if driver == "cuda" else 0.005)
+
+
+def epochs(group: df.Group) -> list[int]:
+    """The epoch of every rank, in multiples of EPOCH_UNIT. Each warp adds a part of EPOCH_UNIT, and after a call these
+    parts sum to a multiple of it.
+    """
+    group.synchronize()
+    words = [
+        int(df.view(pointer + workspace.EPOCH_OFFSET, 1, "uint64", rank.device).numpy()[0])
+        for pointer, rank in zip(group.workspace.pointers, group, strict=True)
+    ]
+    assert all(word % workspace.EPOCH_UNIT == 0 for word in words)
+    return [word // workspace.EPOCH_UNIT for word in words]
+
+
+def slots_are_empty(group: df.Group) -> None:
+    """Check that every word of the slots that calls may use is empty, as it must be between calls."""
+    group.synchronize()
+    for pointer, rank in zip(group.workspace.pointers, group, strict=True):
+        for half in range(2):
+            at = pointer + group.workspace.slots_offset + half * group.workspace.half_bytes
+            words = df.view(at, group.workspace._filled // 4, "uint32", rank.device).numpy()
+            assert np.array_equal(words, np.full_like(words, 0xFFFFFFFF))
