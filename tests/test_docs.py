@@ -24,6 +24,7 @@ FOLDERS = "|".join(path.name for path in (ROOT / "drvfuse").iterdir() if path.is
 PATH = re.compile(
     rf"(?<![\w/.~<-])(?:(?:drvfuse|tests|tools|docs|cu)/[\w./*-]*[\w/]|(?:{FOLDERS})/[\w./*-]*\.(?:py|cuh?|ptx)\b)"
 )
+BASES = (".", "drvfuse", "drvfuse/cu/collectives")  # the folders from which texts name files
 LINK = re.compile(r"\]\(([\w./-]+)(?:#[\w-]*)?\)")
 SOURCE = re.compile(r"(?<![\w/.*])\w+\.(?:cuh?|py)\b")  # a file name without a folder
 EXAMPLE = re.compile(r"`([\w/]+\.\w+)`:\n\n```\w+\n(?:#|//) SPDX")  # a source file that a page shows in full
@@ -38,7 +39,7 @@ def docstrings(path: Path) -> Iterator[str]:
 @functools.cache
 def found(name: str) -> bool:
     patterns = (name, name.replace("/*", "/**/*"))
-    return any(next((ROOT / base).glob(pattern), None) for base in (".", "drvfuse") for pattern in patterns)
+    return any(next((ROOT / base).glob(pattern), None) for base in BASES for pattern in patterns)
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

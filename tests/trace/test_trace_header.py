@@ -106,7 +106,7 @@ def plain_sources(folder: Path) -> None:
         if path.name != "trace.cuh":
             text = without_calls(text)
         copy = folder / path.relative_to(CU)
-        copy.parent.mkdir(exist_ok=True)
+        copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(text)
 
 

@@ -179,3 +179,16 @@ def slots_are_empty(group: df.Group) -> None:
             at = pointer + group.workspace.slots_offset + half * group.workspace.half_bytes
             words = df.view(at, group.workspace._filled // 4, "uint32", rank.device).numpy()
             assert np.array_equal(words, np.full_like(words, 0xFFFFFFFF))
+
+
+TENSORS = [(5,), (3, 7), (0, 4), (), (16, 8), (1,), (2, 3, 41), (257,)]
+"""Shapes of the tensors of a call of `allreduce_many`."""
+
+
+def hosts_of(rng, n, shapes, dtype="bfloat16"):
+    return [random_inputs(rng, n, shape, dtype) for shape in shapes]
+
+
+def placed(group, hosts):
+    """For each rank a list with an array per tensor. `hosts` has, for each tensor, the values of all ranks."""
+    return [list(of_rank) for of_rank in zip(*(place(group, of_tensor) for of_tensor in hosts), strict=True)]

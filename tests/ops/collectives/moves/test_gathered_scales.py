@@ -4,51 +4,19 @@ scales of a rank begin inside a tile."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from collective_support import assert_bits, garbage, place, random_inputs
 from connected import connected
-from test_moves import ALL_ALGOS, SEVERAL
+from moves_support import ALL_ALGOS, LAYOUTS, SEVERAL, on_ranks, quantised
 
 import drvfuse as df
 from drvfuse import reference
 
 Q = df.Quantisation
-LAYOUTS = {
-    "FP8, columns of floats": (Q.per_group(64, layout="column"), 320),
-    "FP8, columns of E8M0": (Q.per_group(64, scales="float8_e8m0fnu", layout="column"), 320),
-    "MXFP8, columns": (Q.mxfp8("float8_e5m2", layout="column"), 96),
-    "MXFP8, tiles": (Q.mxfp8(layout="tiles"), 416),
-    "NVFP4, tiles": (Q.nvfp4(0.5, layout="tiles"), 144),
-    "NVFP4, rows": (Q.nvfp4(0.5), 144),
-    "FP8, a scale for each row": (Q.per_row(), 48),
-}
+
+
 ROWS = ([1, 2, 1], [5, 0, 130], [128, 256, 3], [33, 96, 127], [300, 4, 8])
 """Rows of the ranks: less than a tile and more, beginning at any row of a tile; one rank has none."""
-
-
-def quantised(rng, rows, columns, made):
-    """Codes and scales of the rows of each rank. All scales differ, and the padding is 0xFF."""
-    codes, scales = [], []
-    for count in rows:
-        y = rng.standard_normal((count, columns)) * np.exp2(rng.integers(-20, 20, (count, columns // 16))).repeat(16, 1)
-        found = reference.quantise(y.astype(np.float32), made)
-        kept = found.scales.copy()
-        if made.layout != "row":
-            used = reference.quantised.arrange(np.ones((count, made.groups(columns)), np.uint8), made) != 0
-            kept.view(np.dtype(f"u{kept.itemsize}"))[~used] = np.iinfo(np.dtype(f"u{kept.itemsize}")).max
-        codes.append(found.output)
-        scales.append(kept)
-    return codes, scales
-
-
-def on_ranks(group, hosts, dtype):
-    """Host arrays as arrays on the ranks' devices, of a dtype that numpy may not have."""
-    arrays = [rank.empty(host.shape, dtype) for rank, host in zip(group, hosts, strict=True)]
-    for array, host in zip(arrays, hosts, strict=True):
-        if host.size:
-            array.copy_from(host)
-    return arrays
 
 
 @pytest.mark.gpus(SEVERAL)

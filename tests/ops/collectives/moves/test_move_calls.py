@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from collective_support import assert_bits, epochs, fill_late, garbage, place, slots_are_empty
-from test_moves import ALL_ALGOS, SEVERAL, off, words
+from moves_support import ALL_ALGOS, SEVERAL, off, words
 
 import drvfuse as df
 from drvfuse import reference

@@ -3,47 +3,19 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 from collective_support import assert_bits, garbage, place, private_array, slots_are_empty
+from moves_support import ALL_ALGOS, SEVERAL, exchange_table, off, words
 
 import drvfuse as df
 from drvfuse import dtypes, reference
 from drvfuse.ops.collectives.moves.kernel import ALGOS
 
-ALL_ALGOS = (*ALGOS, "naive")
-SEVERAL = 2 if os.environ.get("DRVFUSE_TEST_DRIVER") == "cuda" else 3
-"""The number of ranks of most tests: 2 on GPUs, as most machines have no more."""
-
-
-def words(rng: np.random.Generator, shape: int | Sequence[int], dtype: str = "uint8") -> np.ndarray:
-    """Random bytes; every fourth word is 0xFFFFFFFF, the sentinel of an empty slot."""
-    element = dtypes.get(dtype).numpy
-    nbytes = int(np.prod(shape)) * element.itemsize
-    found = rng.integers(0, 2**32, -(-nbytes // 4), np.uint32)
-    found[rng.random(found.size) < 0.25] = 0xFFFFFFFF
-    return found.view(np.uint8)[:nbytes].view(element).reshape(shape)
-
-
-def off(rank: df.Rank, host: np.ndarray, by: int) -> df.Array:
-    """The array at an address `by` bytes above a multiple of 16."""
-    memory = rank.array(np.zeros(host.nbytes + 16, np.uint8))
-    array = df.view(memory.ptr + by, host.shape, dtypes.get(host.dtype), rank.device, owner=memory)
-    array.copy_from(host)
-    return array
-
 
 @pytest.fixture
 def several(open_group) -> df.Group:
     return open_group(SEVERAL, workspace_bytes=1 << 16)
-
-
-def exchange_table(rng: np.random.Generator, n: int, most: int = 9) -> list[list[int]]:
-    """A random table whose entry [i][j] is the number of rows from rank i to rank j, below `most`; some are 0."""
-    return (rng.integers(0, most, (n, n)) * (rng.random((n, n)) < 0.8)).tolist()
 
 
 @pytest.mark.gpus(SEVERAL)

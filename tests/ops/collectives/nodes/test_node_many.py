@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from collective_support import assert_bits, place, private_array
-from test_allreduce_many import SHAPES, hosts_of, placed
+from collective_support import TENSORS, assert_bits, hosts_of, place, placed, private_array
 
 import drvfuse as df
 from drvfuse import reference
@@ -34,7 +33,7 @@ def assert_sums(found, hosts, nodes):
 @pytest.mark.parametrize("n,nodes", [(4, 2), (3, 3)])
 def test_a_call_over_nodes_has_two_launches_and_one_exchange(machine, rng, n, nodes):
     with open_nodes(machine, n, nodes) as group:
-        hosts = hosts_of(rng, n, SHAPES)
+        hosts = hosts_of(rng, n, TENSORS)
         call = df.allreduce_many.prepare(group, placed(group, hosts))
         assert_sums(call.launch(), hosts, nodes)
         assert [len(launches) for launches in call.launches] == [2] * n

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 from collective_support import assert_bits, garbage, place, private_array
-from test_gathered_scales import LAYOUTS, on_ranks, quantised
-from test_moves import exchange_table, off, words
+from moves_support import LAYOUTS, exchange_table, off, on_ranks, quantised, words
 
 import drvfuse as df
 from drvfuse import errors, reference

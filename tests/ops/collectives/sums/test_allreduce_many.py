@@ -5,24 +5,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from collective_support import assert_bits, place, random_inputs, ranks
+from collective_support import TENSORS, assert_bits, hosts_of, placed, ranks
 
 import drvfuse as df
 from drvfuse import reference
 from drvfuse.errors import CaptureError
 from drvfuse.ops.call.repeat import Repeats
 
-SHAPES = [(5,), (3, 7), (0, 4), (), (16, 8), (1,), (2, 3, 41), (257,)]
 PUSH = ("push_one_shot", "push_two_shot")
-
-
-def hosts_of(rng, n, shapes, dtype="bfloat16"):
-    return [random_inputs(rng, n, shape, dtype) for shape in shapes]
-
-
-def placed(group, hosts):
-    """For each rank a list with an array per tensor. `hosts` has, for each tensor, the values of all ranks."""
-    return [list(of_rank) for of_rank in zip(*(place(group, of_tensor) for of_tensor in hosts), strict=True)]
 
 
 def assert_sums(found, hosts, what=""):
@@ -34,7 +24,7 @@ def assert_sums(found, hosts, what=""):
 @pytest.mark.parametrize("n", ranks(2, 3))
 def test_bits_are_those_of_each_tensor_alone(open_group, rng, n, algo):
     group = open_group(n)
-    hosts = hosts_of(rng, n, SHAPES)
+    hosts = hosts_of(rng, n, TENSORS)
     call = df.allreduce_many.prepare(group, placed(group, hosts), algo=algo)
     assert_sums(call.launch(), hosts, algo)
     assert [len(launches) for launches in call.launches] == [1] * n
