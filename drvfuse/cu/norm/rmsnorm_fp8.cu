@@ -8,7 +8,7 @@
 //   LayerNorm  y = ((x - mean) * g) * f, with BETA + beta, where f is that of x - mean
 //   output = codes of y, and scales (quantise.cuh), or y rounded to the input's type                 [rows, columns]
 //   normed_output = y rounded to the input's type, with NORMED                                       [rows, columns]
-// All operations are fp32 and IEEE, each rounded, in the order of drvfuse/reference/norms.py and quantised.py; the
+// All operations are fp32 and IEEE, each rounded, in the order of drvfuse/reference/norm.py and quantised.py; the
 // order of sums is in reduce.cuh. f is not negative and rounding is monotone, so without beta max|y| of a row is f *
 // max|x * g|, and one reduction gives both the sum of squares and the maximum. The maxima of groups are taken of y
 // itself: f * max|x * g| would not do, since 0 * f is NaN if f is infinite.
