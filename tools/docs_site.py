@@ -40,7 +40,7 @@ BESIDES = {
     "comm": [f"drvfuse.nodes.exchange.{name}" for name in ("Exchange", "Member", "Part", "Pieces", "Piece")],
     "ops": [
         "drvfuse.ops.call.prepared.Prepared",
-        "drvfuse.ops.collectives.rows.results.NormResult",
+        "drvfuse.ops.collectives.rows.arguments.NormResult",
         "drvfuse.ops.norm.rmsnorm_fp8.Normed",
     ],
     "runtime": ["drvfuse.dtypes.DType", "drvfuse.dtypes.get"],

@@ -7,15 +7,15 @@ import ctypes
 
 import numpy as np
 
+from ..structures import laid_out
 from .run import Run
 
 _MAX_RANKS, _SLOTS = 8, 8
 
 
+@laid_out("../check/cu/slots.cu", sizes={"MAX_RANKS": _MAX_RANKS})
 class Peers(ctypes.Structure):
-    """`struct Peers` of check/cu/slots.cu."""
-
-    _fields_ = (("data", ctypes.c_uint64 * _MAX_RANKS), ("flags", ctypes.c_uint64 * _MAX_RANKS))
+    """The memory of all ranks."""
 
 
 def slots(run: Run, ranks: int = 2, count: int = 300) -> None:

@@ -21,7 +21,8 @@ from ..bench.settings import EMULATED, Settings
 from ..comm.group import Group
 from ..errors import ArgumentError, Unsupported, counted, shown
 from ..ops.call.options import one_of
-from ..plans.shared import MAX_BLOCKS, MAX_COLUMNS
+from ..plans.rows import MAX_COLUMNS
+from ..plans.shared import MAX_BLOCKS
 from ..runtime.device import device
 from ..runtime.driver import Driver, get_driver
 from ..runtime.multicast_support import require_multicast

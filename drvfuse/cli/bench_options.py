@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ..errors import ArgumentError, DriverUnavailable, Unsupported, shown
 from ..ops.call.options import one_of
-from ..plans.shared import MAX_COLUMNS
+from ..plans.rows import MAX_COLUMNS
 from ..runtime.multicast_support import VETOES, refuse_vetoed
 from .shapes import matrix_shape
 

@@ -20,7 +20,7 @@ from ..errors import ArgumentError, DriverUnavailable
 from ..ops.call.prepared import Prepared
 from ..ops.collectives.rows.allreduce_rmsnorm_fp8 import allreduce_rmsnorm_fp8
 from ..ops.collectives.sums.allreduce import allreduce
-from ..plans.shared import MAX_COLUMNS
+from ..plans.rows import MAX_COLUMNS
 from ..runtime.device import device
 from ..runtime.driver import get_driver
 from ..tables import table

@@ -16,7 +16,7 @@ from ..errors import ArgumentError, counted, shown
 from ..ops.call.options import one_of
 from ..ops.gemv.gemv_partial_norm import gemv_partial_norm
 from ..ops.norm.rmsnorm_fp8 import rmsnorm_fp8
-from ..plans.shared import MAX_COLUMNS
+from ..plans.rows import MAX_COLUMNS
 from ..runtime.array import Array
 from ..runtime.device import Device
 from ..runtime.device import device as open_device

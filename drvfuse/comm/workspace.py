@@ -22,6 +22,7 @@ emulated device.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -35,6 +36,7 @@ from ..plans.push import half_bytes
 from ..runtime.array import view
 from ..runtime.stream import Stream
 from ..runtime.vmm import Undo
+from ..structures import laid_out, record
 from .calls import TABLE_BYTES, CallTable, ComparedCalls, number_in
 from .transport import Identity, Transport
 
@@ -54,6 +56,12 @@ STATE_BYTES = NODES_OFFSET + MAX_NODES * 8
 PAYLOAD_OFFSET = (STATE_BYTES + 16 + 4095) // 4096 * 4096
 OWNER_OFFSET = PAYLOAD_OFFSET - 16
 
+
+@laid_out("sync/workspace.cuh")
+class Report(ctypes.Structure):
+    """What the thread that gives up waiting writes to its rank's report block, the field `magic` last."""
+
+
 REPORT_MAGIC = 0x44525646
 REPORT_STRIDE = 64
 CALL, EXCHANGE = 3, 4
@@ -62,15 +70,8 @@ WAIT_KINDS = ("barrier", "push", "gather", "call", "exchange")
 16-byte word in the slots. For "call", whose number is CALL, `expected` and `seen` are words of calls
 (cu/sync/calls.cuh). For "exchange", whose number is EXCHANGE, the rank did not wait: `peer` is the place of a node that
 gave up, of `seen` places (cu/collectives/nodes/failure.cuh)."""
-REPORT_DTYPE = np.dtype(
-    {
-        "names": ["rank", "peer", "block", "phase", "expected", "seen", "magic", "kind", "word"],
-        "formats": ["<u4", "<u4", "<u4", "<u4", "<u8", "<u8", "<u4", "<u4", "<u4"],
-        "offsets": [0, 4, 8, 12, 16, 24, 32, 36, 40],
-        "itemsize": REPORT_STRIDE,
-    }
-)
-"""A rank's report block in pinned host memory. The thread that gives up waiting writes it, the field `magic` last."""
+REPORT_DTYPE = record(Report, REPORT_STRIDE)
+"""A rank's report block in pinned host memory."""
 
 _FILL_BYTES = 64 << 10
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from .. import config
 from ..errors import CaptureError, ExchangeTimeout, Unsupported
 from ..runtime.pinned import PinnedBuffer
 from ..runtime.vmm import Undo
+from ..structures import laid_out, record
 from .exchange import Exchange, Gather, Member, Part, Pieces
 from .layout import Nodes
 
@@ -21,10 +23,14 @@ if TYPE_CHECKING:
     from ..runtime.graph import Graph
     from ..runtime.stream import Stream
 
-PROGRESS_FIELDS = ("begun", "ended", "sending", "received")
-PROGRESS_DTYPE = np.dtype([(name, "<u8") for name in PROGRESS_FIELDS])
-"""`struct Progress` of cu/collectives/nodes/progress.cuh, one for each local rank."""
+
+@laid_out("collectives/nodes/progress.cuh")
+class Progress(ctypes.Structure):
+    """What the kernels before and after exchanges report to the host, one for each local rank."""
+
+
 _POLLS_PER_TIMEOUT = 16
+PROGRESS_DTYPE = record(Progress, ctypes.sizeof(Progress))
 
 
 class NodeLink:

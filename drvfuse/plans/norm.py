@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from ..errors import ArgumentError
 from .limits import Limits, ceil_div
-from .shared import MAX_COLUMNS, MAX_ROWS, PACK_BYTES
+from .rows import MAX_COLUMNS, MAX_ROWS
+from .shared import PACK_BYTES
 
 MAX_THREADS = 512  # the maximum number of threads per block of cu/norm/rmsnorm_fp8.cu
 CLUSTER_CAPABILITY = (9, 0)

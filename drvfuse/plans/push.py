@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from ..errors import ArgumentError
 from .limits import ceil_div
-from .shared import MAX_COLUMNS, MAX_ROWS, PACK_BYTES, Work
+from .rows import MAX_COLUMNS, MAX_ROWS, RowsWork
+from .shared import PACK_BYTES, Work
 
 GREETINGS_BYTES = 128  # bytes at the start of a half for the words that greet() of cu/sync/push.cuh sends
 CLUSTER_CAPABILITY = (9, 0)
@@ -73,7 +74,7 @@ class PushShape:
         return unit - each * (adders - 1), each
 
 
-def allreduce_shape(work: Work, count: int, workspace_bytes: int) -> PushShape:
+def sums_shape(work: Work, count: int, workspace_bytes: int) -> PushShape:
     """The shape for `count` >= 1 elements. ArgumentError for slots that cannot hold a pack for every thread of a
     block.
     """
@@ -101,7 +102,7 @@ def allreduce_shape(work: Work, count: int, workspace_bytes: int) -> PushShape:
     )
 
 
-def fused_shape(work: Work, rows: int, columns: int, workspace_bytes: int, clusters: bool) -> PushShape:
+def rows_shape(work: RowsWork, rows: int, columns: int, workspace_bytes: int, clusters: bool) -> PushShape:
     """The shape for 1 to MAX_ROWS rows of 1 to MAX_COLUMNS columns, on devices with or without clusters.
 
     ArgumentError for slots that cannot hold one row of every rank.

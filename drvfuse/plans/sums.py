@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a tensor each rank owns after a reduce-scatter, and the bytes that such a call moves.
+"""How all-reduces and reduce-scatters divide their work: grids, chunks, and the part of a tensor that each rank owns
+after a reduce-scatter, with the bytes that such a call moves.
 
-A rank sums its part as a one-stage all-reduce sums a whole tensor. So grids, chunks, rounds and traces are those of an
-all-reduce of the largest part, which is the same on every rank.
+In a reduce-scatter a rank sums its part as a one-stage all-reduce sums a whole tensor. So grids, chunks, rounds and
+traces are those of an all-reduce of the largest part, which is the same on every rank.
 """
 
 from __future__ import annotations
@@ -13,8 +14,40 @@ from dataclasses import dataclass
 
 from .limits import ceil_div
 from .push import GREETINGS_BYTES
+from .shared import MAX_BLOCKS, MAX_THREADS, PACK_BYTES, LaunchShape, Work, chunk_of
 from .traffic import NONE, Traffic
 from .tuning import Costs
+
+
+def launch(count: int, itemsize: int, ranks: int, algo: str, max_blocks: int, multimem: bool = False) -> LaunchShape:
+    """Grid and block for `count` >= 1 elements: one thread per pack that the rank sums, if `max_blocks` allows that.
+
+    A thread has up to eight loads in flight, and at most four sums. With `multimem` a sum takes one load.
+    """
+    packs = ceil_div(count * itemsize, PACK_BYTES)
+    if algo == "two_stage":
+        packs = ceil_div(packs, ranks)
+    threads = 256 if packs <= 256 * 64 else MAX_THREADS
+    blocks = min(ceil_div(packs, threads), max_blocks, MAX_BLOCKS)
+    return LaunchShape(blocks, threads, min(4, max(1, 8 // (1 if multimem else ranks))))
+
+
+def chunk(work: Work, count: int, payload_bytes: int) -> int:
+    """The number of packs of a chunk: all packs, or as many as the payload holds; 1 for a kernel without chunks."""
+    packs = ceil_div(count, work.width)
+    out_bytes = work.width * work.out_itemsize
+    if work.algo == "two_stage":
+        packs = ceil_div(packs, work.ranks)
+        if work.to_outputs:
+            return packs
+        each = work.ranks * PACK_BYTES + out_bytes if work.staged else 2 * out_bytes
+        if work.multimem:
+            each = work.ranks * PACK_BYTES * (1 if work.staged else 2)
+    elif work.staged:
+        each = 2 * PACK_BYTES
+    else:
+        return 1
+    return chunk_of(packs, each, payload_bytes, "16-byte pack of every rank")
 
 
 def split_rows(rows: int, ranks: int) -> tuple[int, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ctypes
 
+from ..structures import laid_out
+
 ROLES = (
     *(
         "producer",
@@ -31,10 +33,9 @@ CLOCK_BITS = 48
 LEAST_WORDS, MOST_WORDS = 64, 4096  # the fewest and most words of a block, in static shared memory
 
 
+@laid_out("trace/trace.cuh")
 class TraceParams(ctypes.Structure):
-    """`struct TraceParams`: the last argument of a traced kernel."""
-
-    _fields_ = (("section", ctypes.c_uint64), ("words", ctypes.c_uint32), ("waits", ctypes.c_uint32))
+    """The last argument of a traced kernel."""
 
 
 def block_words(phases: int, waits: int) -> int:

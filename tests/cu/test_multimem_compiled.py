@@ -16,9 +16,12 @@ import pytest
 from drvfuse import dtypes
 from drvfuse.compiler.nvrtc import Image
 from drvfuse.errors import ArgumentError
+from drvfuse.ops.collectives.rows.kernel import RowsKernel
+from drvfuse.ops.collectives.rows.params import RowsMultimemParams
 from drvfuse.ops.collectives.shared.kernel import CollectiveKernel
-from drvfuse.ops.collectives.shared.params import AllreduceMultimemParams, FusedMultimemParams
-from drvfuse.plans import shared as plans
+from drvfuse.ops.collectives.sums.kernel import SumsKernel
+from drvfuse.ops.collectives.sums.params import AllreduceMultimemParams
+from drvfuse.plans import rows, sums
 
 BF16, F16, F32 = (dtypes.get(name) for name in ("bfloat16", "float16", "float32"))
 E4M3 = dtypes.get("float8_e4m3fn")
@@ -41,15 +44,15 @@ MACHINE_SUMS = {  # patterns of SASS instructions of sm_90 and sm_100
 }
 
 
-def allreduce(algo="two_stage", dtype=BF16, ranks=8, **rest) -> CollectiveKernel:
-    packs = plans.allreduce_launch(1 << 20, dtype.itemsize, ranks, algo, 64, multimem=True).packs
-    return CollectiveKernel("allreduce", algo, dtype, ranks, dtype, packs, multimem=True, **rest)
+def allreduce(algo="two_stage", dtype=BF16, ranks=8, **rest) -> SumsKernel:
+    packs = sums.launch(1 << 20, dtype.itemsize, ranks, algo, 64, multimem=True).packs
+    return SumsKernel("allreduce", algo, dtype, ranks, dtype, packs, multimem=True, **rest)
 
 
-def fused(dtype=BF16, ranks=8, columns=8192, out_dtype=E4M3, **rest) -> CollectiveKernel:
-    packs = plans.rmsnorm_launch(1, columns, dtype.itemsize, ranks, "two_stage", 64).packs
+def fused(dtype=BF16, ranks=8, columns=8192, out_dtype=E4M3, **rest) -> RowsKernel:
+    packs = rows.launch(1, columns, dtype.itemsize, ranks, "two_stage", 64).packs
     kinds = {"gamma_dtype": dtype, "multimem": True, **rest}
-    return CollectiveKernel("allreduce_rmsnorm_fp8", "two_stage", dtype, ranks, out_dtype, packs, **kinds)
+    return RowsKernel("allreduce_rmsnorm_fp8", "two_stage", dtype, ranks, out_dtype, packs, **kinds)
 
 
 FORMS = [
@@ -83,7 +86,7 @@ EVERY = [*((spec, "sm_90a") for spec in VARIANTS), *((spec, SECOND_ARCH) for spe
 
 
 def label(spec: CollectiveKernel) -> str:
-    flags = [name for name in ("ragged", "staged", "to_outputs", "residual") if getattr(spec, name)]
+    flags = [name for name in ("ragged", "staged", "to_outputs", "residual") if getattr(spec, name, False)]
     return "-".join([spec.name, spec.dtype.name, spec.out_dtype.name, str(spec.ranks), str(spec.packs), *flags])
 
 
@@ -98,7 +101,7 @@ def stores_to_all(spec: CollectiveKernel) -> set[str]:
         return set()
     if spec.op == "allreduce":
         return {".v4.f32", ".f32"} if spec.to_outputs and spec.ragged else {".v4.f32"}
-    if spec.residual:
+    if isinstance(spec, RowsKernel) and spec.residual:
         return {".v4.f32"}
     words = 16 // spec.dtype.itemsize * spec.out_dtype.itemsize // 4
     return {{4: ".v4.f32", 2: ".v2.f32", 1: ".f32"}[words]} | ({".f32"} if spec.out_dtype is E4M3 else set())
@@ -123,7 +126,7 @@ def test_every_release_of_a_flag_follows_a_fence_between_aliases(spec):
 
 
 def test_kernels_without_multimem_have_no_multimem_instruction_and_no_alias_fence():
-    spec = CollectiveKernel("allreduce", "two_stage", BF16, 8, BF16)
+    spec = SumsKernel("allreduce", "two_stage", BF16, 8, BF16)
     ptx = spec.specialisation.compile("sm_90a", cubin=False).ptx
     assert "multimem" not in ptx and "fence.proxy" not in ptx
 
@@ -139,7 +142,7 @@ def test_kernels_have_no_stack_no_spills_and_registers_for_a_whole_block(spec, a
 @pytest.mark.parametrize("spec", VARIANTS, ids=label)
 def test_kernels_have_the_parameters_of_the_host_and_pdl_instructions(spec):
     info = compiled(spec).kernels[spec.name]
-    host = AllreduceMultimemParams if spec.op == "allreduce" else FusedMultimemParams
+    host = AllreduceMultimemParams if spec.op == "allreduce" else RowsMultimemParams
     assert info.param_bytes == ctypes.sizeof(host)
     assert info.has_pdl_wait and info.has_pdl_trigger
     before, wait, _ = compiled(spec).ptx.partition("griddepcontrol.wait")
@@ -187,7 +190,7 @@ def test_machine_code_has_multimem_loads_strong_stores_and_no_local_memory(tmp_p
 def test_a_combination_of_options_without_a_kernel_is_refused(change, argument):
     fields = {"op": "allreduce", "algo": "two_stage", "dtype": BF16, "ranks": 2, "out_dtype": BF16, "multimem": True}
     with pytest.raises(ArgumentError) as caught:
-        CollectiveKernel(**{**fields, **change})
+        (SumsKernel if change.get("op") is None else RowsKernel)(**{**fields, **change})
     assert caught.value.argument == argument
 
 
@@ -203,9 +206,9 @@ def test_chunks_fit_the_staging_memory():
         (allreduce(), 2 * 8 * 16),
         (allreduce(staged=True), 8 * 16),
     ):
-        chunk = plans.allreduce_chunk(spec.work, many, payload)
+        chunk = sums.chunk(spec.work, many, payload)
         assert chunk * each <= payload < (chunk + 1) * each
-    assert plans.allreduce_chunk(allreduce(to_outputs=True).work, many, 16) == -(-many // 64)
+    assert sums.chunk(allreduce(to_outputs=True).work, many, 16) == -(-many // 64)
     row, columns = 1000 * 2, 1000
     for spec, slot in (
         (fused(columns=columns), 1008 + 16),
@@ -215,5 +218,5 @@ def test_chunks_fit_the_staging_memory():
         (fused(columns=columns, out_dtype=BF16), row),
     ):
         each = 8 * slot * (1 if spec.staged else 2)
-        chunk = plans.rmsnorm_chunk(spec.work, 10**6, columns, payload)
+        chunk = rows.chunk(spec.work, 10**6, columns, payload)
         assert chunk * each <= payload < (chunk + 1) * each

@@ -15,12 +15,13 @@ from drvfuse.plans.limits import ceil_div
 from drvfuse.plans.push import (
     GREETINGS_BYTES,
     PushShape,
-    allreduce_shape,
-    fused_shape,
     half_bytes,
+    rows_shape,
+    sums_shape,
     trace_phases,
 )
-from drvfuse.plans.shared import MAX_COLUMNS, MAX_ROWS, PACK_BYTES, Work
+from drvfuse.plans.rows import MAX_COLUMNS, MAX_ROWS, RowsWork
+from drvfuse.plans.shared import PACK_BYTES, Work
 
 ALGOS = ("push_one_shot", "push_two_shot")
 LARGE = 64 << 20
@@ -32,7 +33,7 @@ WORKSPACES = st.sampled_from([4096, 17_500, 80_000, 1 << 21, 1 << 26, 10 << 30])
 def allreduces(draw):
     """A Hypothesis strategy: the `Work` of a plain all-reduce, its number of elements, and the bytes of a workspace."""
     itemsize = draw(st.sampled_from([2, 4]))
-    work = Work("allreduce", draw(st.sampled_from(ALGOS)), draw(RANKS), itemsize, itemsize)
+    work = Work(draw(st.sampled_from(ALGOS)), draw(RANKS), itemsize, itemsize)
     count = draw(st.integers(1, 2000) | st.integers(1, 1 << 34) | st.integers(1, 1 << 18).map(lambda k: 512 * k))
     return work, count, draw(WORKSPACES)
 
@@ -45,7 +46,7 @@ def norms(draw):
     itemsize = draw(st.sampled_from([2, 4]))
     residual = draw(st.booleans())
     out = draw(st.sampled_from([1, itemsize]))
-    work = Work("fused", draw(st.sampled_from(ALGOS)), draw(RANKS), itemsize, out, residual=residual)
+    work = RowsWork(draw(st.sampled_from(ALGOS)), draw(RANKS), itemsize, out, residual=residual)
     rows = draw(st.integers(1, 70) | st.integers(1, MAX_ROWS))
     columns = draw(st.integers(1, MAX_COLUMNS) | st.integers(1, 128).map(lambda k: 128 * k))
     return work, rows, columns, draw(WORKSPACES), draw(st.booleans())
@@ -53,13 +54,13 @@ def norms(draw):
 
 def test_several_rounds_with_fewer_units_than_owners_are_refused():
     """Their greetings would use the same slots in consecutive calls (`greet` in cu/sync/push.cuh)."""
-    work = Work("allreduce", "push_two_shot", 3, 2, 2)
-    shape = allreduce_shape(work, 1 << 20, 80_000)
+    work = Work("push_two_shot", 3, 2, 2)
+    shape = sums_shape(work, 1 << 20, 80_000)
     assert shape.rounds > 1 and shape.owners == 3 <= shape.units
     assert replace(shape, rounds=1, units=2).units == 2
     with pytest.raises(ArgumentError, match="units is 2; it must be at least 3"):
         replace(shape, units=2)
-    assert replace(allreduce_shape(replace(work, algo="push_one_shot"), 1 << 20, 80_000), units=1).owners == 0
+    assert replace(sums_shape(replace(work, algo="push_one_shot"), 1 << 20, 80_000), units=1).owners == 0
 
 
 def planned(find, workspace_bytes):
@@ -112,7 +113,7 @@ def check_relays(shape, work):
 @settings(max_examples=120)
 def test_plans_of_allreduce_cover_all_packs_and_fit_the_slots(case, most):
     work, count, given = case
-    shape, given = planned(lambda nbytes: allreduce_shape(work, count, nbytes), given)
+    shape, given = planned(lambda nbytes: sums_shape(work, count, nbytes), given)
     packs = ceil_div(count, work.width)
     peers = work.ranks - 1
     if work.algo == "push_one_shot":
@@ -134,7 +135,7 @@ def test_plans_of_allreduce_cover_all_packs_and_fit_the_slots(case, most):
 @settings(max_examples=120)
 def test_plans_of_the_fused_op_cover_all_rows_and_fit_the_slots(case, most):
     work, rows, columns, given, clusters = case
-    shape, given = planned(lambda nbytes: fused_shape(work, rows, columns, nbytes, clusters), given)
+    shape, given = planned(lambda nbytes: rows_shape(work, rows, columns, nbytes, clusters), given)
     row_packs = ceil_div(columns, work.width)
     row, peers = row_packs * PACK_BYTES, work.ranks - 1
     result = row if work.residual else row_packs * work.width * work.out_itemsize
@@ -158,28 +159,28 @@ def test_a_traced_block_has_room_for_its_phases(case, most):
     """The plan reserves enough phases for every unit of a block: in each round the block sends it, and later reduces or
     gathers it."""
     work, *size, given = case[:-1] if len(case) == 5 else case
-    if work.op == "allreduce":
-        shape, _ = planned(lambda nbytes: allreduce_shape(work, *size, nbytes), given)
+    if not isinstance(work, RowsWork):
+        shape, _ = planned(lambda nbytes: sums_shape(work, *size, nbytes), given)
     else:
-        shape, _ = planned(lambda nbytes: fused_shape(work, *size, nbytes, case[-1]), given)
+        shape, _ = planned(lambda nbytes: rows_shape(work, *size, nbytes, case[-1]), given)
     blocks = shape.blocks(most)
     each = ceil_div(shape.units, blocks // shape.cluster)
     assert trace_phases(shape, blocks) >= shape.rounds * 3 * each
 
 
 def test_a_plan_has_as_few_rounds_as_the_slots_allow():
-    work = Work("allreduce", "push_one_shot", 2, 2, 2)
+    work = Work("push_one_shot", 2, 2, 2)
     packs = (half_bytes(18_000) - GREETINGS_BYTES) // PACK_BYTES  # the packs that one round can send
     for rounds in (1, 2, 3, 4):
-        assert allreduce_shape(work, 8 * packs * rounds, 18_000).rounds == rounds
-        assert allreduce_shape(work, 8 * packs * rounds + 1, 18_000).rounds == rounds + 1
+        assert sums_shape(work, 8 * packs * rounds, 18_000).rounds == rounds
+        assert sums_shape(work, 8 * packs * rounds + 1, 18_000).rounds == rounds + 1
 
 
 def test_one_rank_needs_no_slots():
     for algo in ALGOS:
-        shape = allreduce_shape(Work("allreduce", algo, 1, 2, 2), 1 << 34, 4096)
+        shape = sums_shape(Work(algo, 1, 2, 2), 1 << 34, 4096)
         assert (shape.rounds, shape.slot_bytes) == (1, GREETINGS_BYTES)
-        shape = fused_shape(Work("fused", algo, 1, 2, 1), 10**6, MAX_COLUMNS, 4096, True)
+        shape = rows_shape(RowsWork(algo, 1, 2, 1), 10**6, MAX_COLUMNS, 4096, True)
         assert (shape.rounds, shape.slot_bytes) == (1, GREETINGS_BYTES)
 
 
@@ -187,7 +188,7 @@ def test_one_rank_needs_no_slots():
 def test_the_number_of_packs_in_a_round_fits_32_bits(algo):
     """A single rank needs no slots, so slots do not bound its rounds: tensors of 64 GiB and more take several."""
     for count, rounds in ((1 << 34, 1), ((1 << 34) + 8, 2), (1 << 36, 4)):
-        shape = allreduce_shape(Work("allreduce", algo, 1, 2, 2), count, 4096)
+        shape = sums_shape(Work(algo, 1, 2, 2), count, 4096)
         assert shape.rounds == rounds and shape.chunk + shape.threads < 1 << 32
         assert shape.chunk * rounds >= count // 8
 
@@ -199,27 +200,27 @@ def test_tensors_of_two_to_the_31_rows_or_more_are_refused(algo, ranks, workspac
     """A kernel computes row numbers up to one step past the end of the last round. With MAX_ROWS rows even these
     numbers are below 2^31.
     """
-    shape = fused_shape(Work("fused", algo, ranks, 2, 1), MAX_ROWS, 1, workspace_bytes, True)
+    shape = rows_shape(RowsWork(algo, ranks, 2, 1), MAX_ROWS, 1, workspace_bytes, True)
     assert shape.rounds * shape.chunk + (1 + shape.depth) * 132 * 32 < 1 << 31
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(MAX_ROWS + 1, 8), (1, MAX_COLUMNS + 1), (1, 0)])
 def test_rows_and_columns_beyond_the_limits_are_refused(rows, columns):
     with pytest.raises(ArgumentError, match="at most|1 to"):
-        fused_shape(Work("fused", "push_one_shot", 2, 2, 1), rows, columns, LARGE, True)
+        rows_shape(RowsWork("push_one_shot", 2, 2, 1), rows, columns, LARGE, True)
 
 
 def test_a_row_is_shared_by_a_cluster_without_idle_threads_where_it_can():
     """A cluster shares a row of at least 128 packs, one for each thread. Without clusters one block holds a row."""
     for columns, cluster, threads in ((4096, 8, 64), (8192, 8, 128), (7168, 4, 224), (256, 1, 32)):
-        shape = fused_shape(Work("fused", "push_one_shot", 2, 2, 1), 1, columns, LARGE, True)
+        shape = rows_shape(RowsWork("push_one_shot", 2, 2, 1), 1, columns, LARGE, True)
         assert (shape.cluster, shape.threads, shape.packs, shape.exact) == (cluster, threads, 1, True)
-        alone = fused_shape(Work("fused", "push_one_shot", 2, 2, 1), 1, columns, LARGE, False)
+        alone = rows_shape(RowsWork("push_one_shot", 2, 2, 1), 1, columns, LARGE, False)
         assert (alone.cluster, alone.threads * alone.packs) == (1, columns // 8)
 
 
 def test_blocks_are_counted_by_cluster():
-    shape = fused_shape(Work("fused", "push_one_shot", 2, 2, 1), 30, 8192, LARGE, True)
+    shape = rows_shape(RowsWork("push_one_shot", 2, 2, 1), 30, 8192, LARGE, True)
     assert shape.cluster == 8
     assert [shape.blocks(most) for most in (1, 7, 8, 17, MAX_BLOCKS)] == [8, 8, 8, 16, 240]
 

@@ -21,7 +21,7 @@ constexpr int TEAM_THREADS = 32 * TEAM_WARPS;  // threads of a team
 constexpr int THREADS = TEAMS * TEAM_THREADS;  // threads of a block
 constexpr int SPAN = TEAM_THREADS * WIDTH;     // columns between two packs of a thread
 
-// The kernel's parameters. drvfuse/ops/coat/rmsnorm_backward.py has the same layout. Strides are in elements.
+// The kernel's parameters. drvfuse/ops/coat/rmsnorm_backward.py reads this definition. Strides are in elements.
 struct BackwardParams {
     const u8* x;           // [rows, columns], with `x_stride`
     const bf16* scales;    // s_x [rows, ceil(columns / QB)], with `scale_stride`

@@ -62,7 +62,7 @@ constexpr int TILE_COLUMNS = 32 / ROW_LANES * TC;  // columns of a warp's tile
 constexpr u32 UNDECIDED = 0xffffffffu;
 constexpr float WEIGHT_LIMIT = 0x1p20f;  // the largest |w| for which the estimate of the largest |y| is used
 
-// The kernel's parameters. drvfuse/ops/coat/rmsnorm_forward.py has the same layout. Strides are in elements.
+// The kernel's parameters. drvfuse/ops/coat/rmsnorm_forward.py reads this definition. Strides are in elements.
 struct ForwardParams {
     const u8* x;           // [rows, columns], with `x_stride`
     const bf16* scales;    // s_x [rows, ceil(columns / QB)], with `scale_stride`

@@ -43,7 +43,7 @@ constexpr bool COLUMNS_OUT = DRVFUSE_COLUMNS_OUT;  // y_t is stored
 constexpr int TILE_ROWS = ROW_LANES * TR;          // rows of a warp's tile
 constexpr int TILE_COLUMNS = 32 / ROW_LANES * TC;  // columns of a warp's tile
 
-// The kernel's parameters. drvfuse/ops/coat/division.py has the same layout.
+// The kernel's parameters. drvfuse/ops/coat/division.py reads this definition.
 struct DivisionParams {
     const X* x;         // [rows, columns], with `x_stride`
     Scale* scale;       // the scale: with FIND a result, else an operand

@@ -34,7 +34,7 @@ constexpr bool ADD = DRVFUSE_ADD;                   // the kernel adds a and b
 constexpr bool NORM = DRVFUSE_NORM;                 // the kernel normalises x
 constexpr bool HOLD = PACKS * sizeof(Weight) <= 8;  // the weights stay in registers
 
-// The kernel's parameters. drvfuse/ops/coat/group_scales.py has the same layout. Strides are in elements.
+// The kernel's parameters. drvfuse/ops/coat/group_scales.py reads this definition. Strides are in elements.
 struct GroupParams {
     const u16* a;          // [rows, columns], bf16, with row stride `a_stride`; only if ADD
     const u16* b;          // [rows, columns], bf16, with row stride `b_stride`; only if ADD

@@ -50,7 +50,7 @@ constexpr int ROW_LANES = DRVFUSE_ROW_LANES;       // lanes that hold different 
 constexpr int TILE_ROWS = ROW_LANES * TR;          // rows of a warp's tile
 constexpr int TILE_COLUMNS = 32 / ROW_LANES * TC;  // columns of a warp's tile
 
-// The kernel's parameters. drvfuse/ops/coat/layernorm.py has the same layout. Strides are in elements.
+// The kernel's parameters. drvfuse/ops/coat/layernorm.py reads this definition. Strides are in elements.
 struct LayerNormParams {
     const u8* x;           // [rows, columns], with `x_stride`
     const u16* scales;     // s_x [rows, ceil(columns / QB)], bf16, with `scale_stride`

@@ -55,7 +55,7 @@ static_assert(!CHUNKED || SUM_WARPS == 1, "a warp keeps the sums of a row from c
 static_assert(!DIRECT || (WARPS_A_ROW == 1 && M == 1 && !COPIED && !CHUNKED), "products.cuh");
 static_assert(!CHUNKED || GROUPS % 32 == 0, "a group has the same lane in all chunks");
 
-// The kernel's parameters. drvfuse/ops/gemv/kernel.py has the same layout. The members that the first copy of weights
+// The kernel's parameters. drvfuse/ops/gemv/kernel.py reads this definition. The members that the first copy of weights
 // needs come first, since the parameters of a kernel are loaded by cache lines.
 struct GemvParams {
     const Weight* weight;     // [N, columns]

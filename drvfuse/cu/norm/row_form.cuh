@@ -51,7 +51,7 @@ using Scratch = ClusterScratch<CLUSTER>;
 using Scratch = BlockScratch<THREADS / 32>;
 #endif
 
-// The kernel's parameters. drvfuse/ops/norm/rmsnorm_fp8.py has the same layout. Tensors are contiguous.
+// The kernel's parameters. drvfuse/ops/norm/rmsnorm_fp8.py reads this definition. Tensors are contiguous.
 struct NormParams {
     const void* input;      // [rows, columns]
     const void* gamma;      // [columns]

@@ -72,7 +72,7 @@ constexpr u32 FOR_ABSENT = 0x7fff7fffu;
 // Bytes at the start of each half of the slots, for the words of greet(): one word for each distance, 16 bytes apart.
 constexpr u32 GREETINGS_BYTES = 128;
 
-// The parameters of a push call in addition to `Call`. drvfuse/ops/collectives/shared/params.py has the same layout.
+// The parameters of a push call in addition to `Call`. drvfuse/ops/collectives/shared/params.py reads this definition.
 struct PushCall {
     char* slots[DRVFUSE_MAX_RANKS];  // the slots of each rank, by the rank's distance; entry 0: this rank's own slots
     u64 first_share;  // the part of EPOCH_UNIT that the first warp or block of the grid adds to the epoch

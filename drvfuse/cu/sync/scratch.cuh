@@ -25,7 +25,7 @@ struct ScratchState {
     u32 users;     // the number of running launches
 };
 
-// The report of a launch that has failed. drvfuse/ops/call/scratch.py has the same layout. `magic` is written last.
+// The report of a launch that has failed. drvfuse/ops/call/scratch.py reads this definition. `magic` is written last.
 struct ScratchReport {
     u32 reason;    // GAVE_UP, IN_USE, NOT_ZEROED, or a reason that only the op uses
     u32 block;     // the block that reports

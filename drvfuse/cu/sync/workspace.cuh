@@ -25,7 +25,7 @@ struct Report {
     u32 word;  // the missing word, for kinds 1 and 2: its offset in the slots, in units of 16 bytes
 };
 
-// The part of the parameter block that all collectives share. drvfuse/ops/collectives/shared/params.py has the same layout.
+// The part of the parameter block that all collectives share. drvfuse/ops/collectives/shared/params.py reads this definition.
 struct Call {
     const void* sources[DRVFUSE_MAX_RANKS];  // the inputs by rank, if the kernel reads them in place
     char* workspaces[DRVFUSE_MAX_RANKS];     // the workspaces by rank; entry `rank` is this device's own

@@ -18,8 +18,6 @@ import ctypes
 import weakref
 from typing import Any
 
-import numpy as np
-
 from ... import config
 from ...errors import ArgumentError, CaptureError, GridTimeout, counted, require_kind
 from ...runtime.array import Array
@@ -27,25 +25,25 @@ from ...runtime.device import Device
 from ...runtime.driver import Driver
 from ...runtime.pinned import PinnedBuffer
 from ...runtime.stream import Stream
+from ...structures import laid_out, record
 from .operands import Operand, whole
 
 _ALIGNMENT = 16
 _SLOTS = 64
 _STREAMS = 32  # the maximum number of streams for which drvfuse keeps a workspace of each kind
-_REPORT = np.dtype(
-    {
-        "names": ["reason", "block", "peer", "expected", "seen", "state", "magic"],
-        "formats": ["<u4", "<u4", "<u4", "<u4", "<u4", "<u8", "<u4"],
-        "offsets": [0, 4, 8, 12, 16, 24, 32],
-        "itemsize": 64,
-    }
-)
 
 
+@laid_out("sync/scratch.cuh")
+class ScratchReport(ctypes.Structure):
+    """The report of a launch that has failed, in pinned host memory."""
+
+
+_REPORT = record(ScratchReport, 64)
+
+
+@laid_out("sync/scratch.cuh", "Scratch")
 class ScratchParams(ctypes.Structure):
-    """`struct Scratch` of cu/sync/scratch.cuh."""
-
-    _fields_ = tuple((name, ctypes.c_uint64) for name in ("state", "report", "timeout_ns"))
+    """The parameters that a kernel gets for its workspace."""
 
 
 class Workspace:

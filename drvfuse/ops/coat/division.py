@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from typing import Any
 
@@ -15,6 +14,7 @@ from ...plans.definitions import defines
 from ...plans.scratch import GRID_BYTES
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
+from ...structures import laid_out
 from ..call import operands
 from ..call.op import op
 from ..call.options import PDLLevel
@@ -30,16 +30,9 @@ _INPUTS = ("bfloat16", "float32")
 _SCALES = ("bfloat16", "float32", "float16")
 
 
+@laid_out("coat/fp8_division.cu", parts=(ScratchParams,))
 class DivisionParams(Fp8Params):
-    """`struct DivisionParams` of cu/coat/fp8_division.cu."""
-
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("x", "scale", "y", "y_t")),
-        ("scratch", ScratchParams),
-        *((name, ctypes.c_int64) for name in ("rows", "batch_rows", "x_stride")),
-        ("columns", ctypes.c_int32),
-        ("early_trigger", ctypes.c_int32),
-    )
+    """The kernel's parameters."""
 
 
 @op

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import ctypes
-
 from ...plans.coat_forward import FewRows, HeldRows, HeldTiles, ManyRows
 from ...plans.definitions import Defines, defines
+from ...structures import laid_out
 from ..call.planned import Planned
 from ..call.scratch import ScratchParams
 from .fp8_call import Fp8Call, Fp8Params
@@ -22,17 +21,9 @@ _SHARES = (
 _ARRAYS = ("x", "scales", "weight", "bias", "qy", "qy_t", "scale", "mean", "rstd")
 
 
+@laid_out("coat/forward.cuh", parts=(ScratchParams,))
 class ForwardParams(Fp8Params):
-    """`struct ForwardParams` of cu/coat/forward.cuh."""
-
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in _ARRAYS),
-        ("scratch", ScratchParams),
-        *((name, ctypes.c_int64) for name in ("rows", "batch_rows", "x_stride", "scale_stride")),
-        *((name, ctypes.c_int32) for name in ("columns", *_SHARES)),
-        ("epsilon", ctypes.c_float),
-        ("early_trigger", ctypes.c_int32),
-    )
+    """The parameters of all kernels of the forward pass."""
 
 
 def planned_forward(

@@ -16,7 +16,6 @@ Arguments that do not fit raise ArgumentError before any launch.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -27,6 +26,7 @@ from ...plans.definitions import defines
 from ...runtime.array import Array
 from ...runtime.driver import Driver
 from ...runtime.interop import ArrayLike
+from ...structures import laid_out
 from ..call import operands
 from ..call.op import op
 from ..call.operands import Operand
@@ -51,17 +51,9 @@ from .quantised import (
 R = TypeVar("R")
 
 
+@laid_out("coat/fp8_group_scales.cu")
 class GroupParams(Fp8Params):
-    """`struct GroupParams` of cu/coat/fp8_group_scales.cu."""
-
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("a", "b", "sum", "x", "scales", "weight", "qy", "out_scales", "rstd")),
-        *((name, ctypes.c_int64) for name in ("rows", "a_stride", "b_stride", "x_stride", "scale_stride")),
-        ("columns", ctypes.c_int32),
-        ("epsilon", ctypes.c_float),
-        ("early_trigger", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
-    )
+    """The kernel's parameters."""
 
 
 @op

@@ -9,7 +9,6 @@ for rows of every length.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ from ...plans.definitions import defines
 from ...plans.scratch import GRID_BYTES, WORDS_BYTES
 from ...runtime.array import Array
 from ...runtime.interop import ArrayLike
+from ...structures import laid_out
 from ..call import operands
 from ..call.op import op
 from ..call.options import PDLLevel, real
@@ -45,18 +45,9 @@ from .rmsnorm_backward import Gradients, gradient
 R = TypeVar("R")
 
 
+@laid_out("coat/fp8_layernorm_forward.cu", parts=(ScratchParams,))
 class LayerNormParams(Fp8Params):
-    """`struct LayerNormParams` of cu/coat/fp8_layernorm_forward.cu."""
-
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("x", "scales", "weight", "bias", "qy", "qy_t", "scale", "mean", "rstd")),
-        ("scratch", ScratchParams),
-        *((name, ctypes.c_int64) for name in ("rows", "batch_rows", "x_stride", "scale_stride")),
-        ("columns", ctypes.c_int32),
-        ("epsilon", ctypes.c_float),
-        ("early_trigger", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
-    )
+    """The kernel's parameters."""
 
 
 @op

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from ...plans.scratch import SUMS_AT
 from ...runtime.array import Array
 from ...runtime.driver import Driver
 from ...runtime.interop import ArrayLike
+from ...structures import laid_out
 from ..call import operands
 from ..call.op import op
 from ..call.operands import Operand
@@ -32,21 +32,9 @@ Gradients = ArrayLike | Sequence[ArrayLike]
 R = TypeVar("R")
 
 
+@laid_out("coat/backward_rows.cuh", parts=(ScratchParams,))
 class BackwardParams(Fp8Params):
-    """`struct BackwardParams` of cu/coat/backward_rows.cuh."""
-
-    _fields_ = (
-        ("x", ctypes.c_uint64),
-        ("scales", ctypes.c_uint64),
-        ("g", ctypes.c_uint64 * MAX_GRADIENTS),
-        *((name, ctypes.c_uint64) for name in ("weight", "rstd", "mean", "dx", "dw", "db", "words")),
-        ("scratch", ScratchParams),
-        ("x_stride", ctypes.c_int64),
-        ("scale_stride", ctypes.c_int64),
-        ("g_stride", ctypes.c_int64 * MAX_GRADIENTS),
-        *((name, ctypes.c_int32) for name in ("columns", "segments", "segment_rows", "longer")),
-        *((name, ctypes.c_int32) for name in ("early_trigger", "unused")),
-    )
+    """The parameters of all kernels of the backward pass."""
 
     def bind(self, space: Workspace) -> None:
         self.words, self.scratch = space.ptr + SUMS_AT, space.params

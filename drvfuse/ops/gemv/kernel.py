@@ -11,6 +11,7 @@ from ...errors import CompileError
 from ...plans.definitions import defines
 from ...plans.gemv import ACT_SCALE_GROUPS, PACK_BYTES, Plan, Shares
 from ...runtime.device import Device
+from ...structures import laid_out
 from ...trace import layout
 from ..call.epilogue_parameters import EpilogueParameters
 from ..call.faults import planted
@@ -26,27 +27,9 @@ TRACE_WRITERS = 2  # threads that write a trace; the second one writes in the la
 _SHARES = [field.name for field in dataclasses.fields(Shares) if field.name != "grid"]
 
 
+@laid_out("gemv/params.cuh", parts=(ScratchParams,))
 class GemvParams(ctypes.Structure):
-    """`struct GemvParams` of cu/gemv/params.cuh."""
-
-    _fields_ = (
-        ("weight", ctypes.c_uint64),
-        ("weight_step", ctypes.c_int64),
-        *((name, ctypes.c_int32) for name in ("columns", "n_normed", "n_unnormed")),
-        *((name, ctypes.c_int32) for name in _SHARES),
-        *((name, ctypes.c_int32) for name in ("chunks", "groups", "early_trigger", "polled_from", "unused")),
-        ("act", ctypes.c_uint64),
-        ("act_stride", ctypes.c_int64),
-        ("scales", ctypes.c_uint64),
-        *((name, ctypes.c_uint64) for name in ("normed", "unnormed", "words", "gamma", "finish_counter")),
-        ("scratch", ScratchParams),
-        ("padded", ctypes.c_int32),
-        ("stashed", ctypes.c_int32),
-        ("epsilon", ctypes.c_float),
-        ("act_scale_step", ctypes.c_int32),
-        ("act_scales", ctypes.c_uint64),
-        ("bias", ctypes.c_uint64),
-    )
+    """The kernel's parameters."""
 
 
 def _access(weight: Operand) -> int:

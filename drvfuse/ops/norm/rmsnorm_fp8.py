@@ -12,11 +12,12 @@ from ...errors import ArgumentError, require_integer
 from ...plans.definitions import defines
 from ...plans.norm import NormShape
 from ...plans.quantisation import Quantisation
-from ...plans.shared import MAX_COLUMNS
+from ...plans.rows import MAX_COLUMNS
 from ...runtime.array import Array
 from ...runtime.device import Device
 from ...runtime.interop import ArrayLike
 from ...runtime.stream import Stream
+from ...structures import laid_out
 from ...trace import layout
 from ..call import operands, options
 from ..call.faults import planted
@@ -39,18 +40,9 @@ NORMS = ("rms", "layer")
 _ARRAYS = ("input", "gamma", "beta", "residual", "residual_output", "output", "scales", "normed_output")
 
 
+@laid_out("norm/row_form.cuh")
 class NormParams(ctypes.Structure):
-    """`struct NormParams` of cu/norm/rmsnorm_fp8.cu."""
-
-    _fields_ = (
-        *((name, ctypes.c_uint64) for name in _ARRAYS),
-        ("rows", ctypes.c_int32),
-        ("columns", ctypes.c_int32),
-        ("epsilon", ctypes.c_float),
-        ("weight_offset", ctypes.c_float),
-        ("given", ctypes.c_float),
-        ("early_trigger", ctypes.c_int32),
-    )
+    """The kernel's parameters."""
 
 
 class Normed(NamedTuple):

@@ -6,7 +6,7 @@
 // ranks, entry d of `received` the bytes from rank (rank - d) mod ranks to this rank, and entry 0 of both the bytes
 // that stay. The bytes of a pair of ranks are numbered in packs of 16: first those of the rows, then those of the
 // scales, if there are any. A pack may begin at any address (common/bytes.cuh). drvfuse/ops/collectives/moves/kernel.py
-// has structs with the same layout.
+// reads these definitions.
 #pragma once
 #include "collectives/moves/arranged_scales.cuh"
 #include "sync/workspace.cuh"

@@ -57,7 +57,7 @@
 
 #if !DRVFUSE_TWO_STAGE
 
-__device__ __forceinline__ void one_stage(Rows& rows, const FusedParams& p, Trace& trace) {
+__device__ __forceinline__ void one_stage(Rows& rows, const RowsParams& p, Trace& trace) {
 #if !DRVFUSE_STAGED
 #if !DRVFUSE_LOCAL
     Barrier<RANKS> barrier(p.call, trace);
@@ -98,7 +98,7 @@ __device__ __forceinline__ void one_stage(Rows& rows, const FusedParams& p, Trac
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    allreduce_rmsnorm_fp8_one_stage(const __grid_constant__ FusedParams p DRVFUSE_TRACE_PARAMETER) {
+    allreduce_rmsnorm_fp8_one_stage(const __grid_constant__ RowsParams p DRVFUSE_TRACE_PARAMETER) {
     __shared__ Scratch scratch;
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);
@@ -112,11 +112,11 @@ extern "C" __global__ void __launch_bounds__(512, 1)
 #else
 
 #if DRVFUSE_NODES
-struct Params : FusedParams {
+struct Params : RowsParams {
     NodeCall node;
 };
 #else
-using Params = FusedParams;
+using Params = RowsParams;
 #endif
 
 __device__ __forceinline__ void two_stage(Rows& rows, const Params& p, Trace& trace) {

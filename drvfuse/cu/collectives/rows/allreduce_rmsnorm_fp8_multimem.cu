@@ -41,7 +41,7 @@
 #include "common/partition.cuh"
 #include "sync/barrier.cuh"
 
-struct FusedMultimemParams : FusedParams {
+struct RowsMultimemParams : RowsParams {
     MultimemCall multimem;
 };
 
@@ -52,10 +52,10 @@ constexpr bool SCALES = SCALED && !RESIDUAL;  // whether the owner of a row stor
 constexpr bool BEHIND = STAGED && RESIDUAL && sizeof(Residual) > sizeof(In);
 
 // The offset of the results in a slot, in bytes.
-__device__ __forceinline__ u32 results_offset(const FusedParams& p) { return BEHIND ? input_stride(p) : 0; }
+__device__ __forceinline__ u32 results_offset(const RowsParams& p) { return BEHIND ? input_stride(p) : 0; }
 
 // The number of bytes of a slot before its scales.
-__device__ __forceinline__ u32 row_bytes(const FusedParams& p) {
+__device__ __forceinline__ u32 row_bytes(const RowsParams& p) {
     return RESIDUAL ? results_offset(p) + residual_stride(p) : STAGED ? input_stride(p) : output_stride(p);
 }
 
@@ -64,7 +64,7 @@ __device__ __forceinline__ void broadcast_scale(char* to, float scale) {
     ptx::broadcast_u32(to, Word<Scale>::pack(values));
 }
 
-__device__ __forceinline__ void two_stage(Rows& rows, const FusedMultimemParams& p, Trace& trace) {
+__device__ __forceinline__ void two_stage(Rows& rows, const RowsMultimemParams& p, Trace& trace) {
     const int chunk = p.chunk_rows;
     const u32 scale_offset = row_bytes(p);
     const u32 normed_offset = scale_offset + (SCALES ? (4 * groups_of_row(p) + 15) / 16 * 16 : 0);
@@ -152,7 +152,7 @@ __device__ __forceinline__ void two_stage(Rows& rows, const FusedMultimemParams&
 }
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    DRVFUSE_KERNEL(const __grid_constant__ FusedMultimemParams p DRVFUSE_TRACE_PARAMETER) {
+    DRVFUSE_KERNEL(const __grid_constant__ RowsMultimemParams p DRVFUSE_TRACE_PARAMETER) {
     __shared__ Scratch scratch;
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);

@@ -39,7 +39,7 @@
 #include "collectives/rows/push.cuh"
 
 // Sends a row to all peers, and sums and normalises it.
-__device__ __forceinline__ void one_shot(const FusedPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
+__device__ __forceinline__ void one_shot(const RowsPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
                                          int row, const InPack (&own)[PACKS]) {
     const u32 offset = GREETINGS_BYTES + row * input_stride(p);
     const u32 stride = p.chunk_rows * input_stride(p);
@@ -72,7 +72,7 @@ constexpr int BLOCKS = COMPARES && MOST_THREADS <= 128                         ?
                                                                                : 1;
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
-    DRVFUSE_KERNEL(const __grid_constant__ FusedPushParams p DRVFUSE_TRACE_PARAMETER) {
+    DRVFUSE_KERNEL(const __grid_constant__ RowsPushParams p DRVFUSE_TRACE_PARAMETER) {
     __shared__ Scratch scratch;
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);

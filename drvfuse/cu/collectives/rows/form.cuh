@@ -11,8 +11,7 @@
 //   DRVFUSE_NORMED          the normed rows are stored too, in the input's type.
 //   DRVFUSE_HEAD            if not 0, a row consists of heads of this number of columns, and each head is normed and
 //                           quantised by itself. 1, 2, 4, ... or 32 adjacent lanes hold the packs of a head.
-//   DRVFUSE_QUANT, _GROUP, _SCALES_LAYOUT  how rows are quantised (quantise.cuh). What quantise.cuh calls `given` is
-//                                          the parameter `scale_ub`.
+//   DRVFUSE_QUANT, _GROUP, _SCALES_LAYOUT  how rows are quantised (quantise.cuh).
 #pragma once
 #include "collectives/shared/kernel.cuh"
 
@@ -42,7 +41,7 @@ static_assert(LAYER || !BETA, "beta requires LayerNorm");
 static_assert(QUANTISE || !NORMED, "a separate normed output requires quantisation");
 static_assert(!GROUPED || !RAGGED, "groups require whole packs");
 
-struct FusedParams {
+struct RowsParams {
     Call call;
     const void* gamma;
     const void* residual;
@@ -54,7 +53,7 @@ struct FusedParams {
     int columns;
     float epsilon;
     float weight_offset;
-    float scale_ub;
+    float given;
 #if DRVFUSE_MORE
     const void* beta;
     void* normed_output;
@@ -63,7 +62,7 @@ struct FusedParams {
 #endif
 };
 
-__device__ __forceinline__ const void* beta_of(const FusedParams& p) {
+__device__ __forceinline__ const void* beta_of(const RowsParams& p) {
 #if DRVFUSE_MORE
     return p.beta;
 #else
@@ -71,7 +70,7 @@ __device__ __forceinline__ const void* beta_of(const FusedParams& p) {
 #endif
 }
 
-__device__ __forceinline__ void* normed_output_of(const FusedParams& p) {
+__device__ __forceinline__ void* normed_output_of(const RowsParams& p) {
 #if DRVFUSE_MORE
     return p.normed_output;
 #else
@@ -80,15 +79,15 @@ __device__ __forceinline__ void* normed_output_of(const FusedParams& p) {
 }
 
 // The number of scales of a row.
-__device__ __forceinline__ int groups_of_row(const FusedParams& p) {
+__device__ __forceinline__ int groups_of_row(const RowsParams& p) {
     return GROUPED ? p.columns / (GROUPED ? GROUP : 1) : SCALED;
 }
 
 // The number of heads of a row; 1 without heads.
-__device__ __forceinline__ int heads_of_row(const FusedParams& p) { return HEAD != 0 ? p.columns / (HEAD + !HEAD) : 1; }
+__device__ __forceinline__ int heads_of_row(const RowsParams& p) { return HEAD != 0 ? p.columns / (HEAD + !HEAD) : 1; }
 
 // The address of the scale of group `group` in row `begin` + `row`.
-__device__ __forceinline__ Scale* scale_at(const FusedParams& p, int begin, int row, int group) {
+__device__ __forceinline__ Scale* scale_at(const RowsParams& p, int begin, int row, int group) {
     Scale* const scales = static_cast<Scale*>(p.scales);
     if constexpr (!GROUPED) {
         return scales + begin + row;
@@ -105,7 +104,7 @@ __device__ __forceinline__ Scale* scale_at(const FusedParams& p, int begin, int 
 }
 
 // Clears the padding of the scales. Called by all threads of the grid, once in a launch.
-__device__ __forceinline__ void clear_padding(const FusedParams& p) {
+__device__ __forceinline__ void clear_padding(const RowsParams& p) {
 #if DRVFUSE_MORE
     const int heads = heads_of_row(p);
     clear_scale_padding<Scale, LAYOUT>(p.scales, p.all_rows * heads, groups_of_row(p) / heads,
@@ -113,19 +112,19 @@ __device__ __forceinline__ void clear_padding(const FusedParams& p) {
 #endif
 }
 
-__device__ __forceinline__ int packs_of_row(const FusedParams& p) { return (p.columns + W - 1) / W; }
-__device__ __forceinline__ u32 input_stride(const FusedParams& p) { return packs_of_row(p) * u32(sizeof(InPack)); }
-__device__ __forceinline__ u32 residual_stride(const FusedParams& p) {
+__device__ __forceinline__ int packs_of_row(const RowsParams& p) { return (p.columns + W - 1) / W; }
+__device__ __forceinline__ u32 input_stride(const RowsParams& p) { return packs_of_row(p) * u32(sizeof(InPack)); }
+__device__ __forceinline__ u32 residual_stride(const RowsParams& p) {
     return packs_of_row(p) * u32(sizeof(ResidualPack));
 }
-__device__ __forceinline__ u32 output_stride(const FusedParams& p) {
+__device__ __forceinline__ u32 output_stride(const RowsParams& p) {
     return (packs_of_row(p) * u32(sizeof(OutPack)) + 15) / 16 * 16;
 }
 
 // Loads pack `index` of row `row` of the caller's tensor.
 template <typename T>
 __device__ __forceinline__ void load_of_row(Pack<T, W>& pack, const void* tensor, int row, int index,
-                                            const FusedParams& p) {
+                                            const RowsParams& p) {
     const char* address = static_cast<const char*>(tensor) + (i64(row) * p.columns + index * W) * sizeof(T);
     if constexpr (RAGGED) {
         load_elements(pack, address, p.columns - index * W);
@@ -135,7 +134,7 @@ __device__ __forceinline__ void load_of_row(Pack<T, W>& pack, const void* tensor
 }
 
 template <typename T>
-__device__ __forceinline__ void store_of_row(void* tensor, int row, int index, const FusedParams& p,
+__device__ __forceinline__ void store_of_row(void* tensor, int row, int index, const RowsParams& p,
                                              const Pack<T, W>& pack) {
     char* address = static_cast<char*>(tensor) + Bytes<T>::of(i64(row) * p.columns + index * W);
     if constexpr (RAGGED) {

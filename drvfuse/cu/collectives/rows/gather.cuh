@@ -11,7 +11,7 @@
 
 // Copies one row of each owner. In each iteration a thread copies B bytes from each of up to three owners.
 template <int First, int B, typename From, typename Row>
-__device__ __forceinline__ void gather_aligned(const FusedParams& p, void* const& tensor, u32 bytes, const From& from,
+__device__ __forceinline__ void gather_aligned(const RowsParams& p, void* const& tensor, u32 bytes, const From& from,
                                                const Row& row) {
     constexpr int COUNT = RANKS - First;
     constexpr int OWNERS = COUNT < 2 ? 1 : COUNT < 3 ? 2 : 3;
@@ -46,7 +46,7 @@ __device__ __forceinline__ void gather_aligned(const FusedParams& p, void* const
 // Copies one row of each owner, pack by pack: for rows that are not aligned in the tensor, or whose packs have fewer
 // bytes in the tensor than in the owner's memory.
 template <typename T, int First, typename From, typename Row>
-__device__ __forceinline__ void gather_ragged(const FusedParams& p, void* const& tensor, const From& from,
+__device__ __forceinline__ void gather_ragged(const RowsParams& p, void* const& tensor, const From& from,
                                               const Row& row) {
 #pragma unroll 1
     for (int step = First; step < RANKS; ++step) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ void gather_ragged(const FusedParams& p, void* const&
 }
 
 template <typename T, int First, typename From, typename Row>
-__device__ __forceinline__ void gather_rows(const FusedParams& p, void* const& tensor, const From& from,
+__device__ __forceinline__ void gather_rows(const RowsParams& p, void* const& tensor, const From& from,
                                             const Row& row) {
     const u32 bytes = Bytes<T>::of(2) == 1 ? p.columns / 2u : p.columns * u32(sizeof(T));
     if constexpr (RAGGED ||
@@ -78,7 +78,7 @@ __device__ __forceinline__ void gather_rows(const FusedParams& p, void* const& t
 // Copies the scales of one row of each owner to this rank's scales. An owner has stored the scales of a row `stride`
 // bytes apart.
 template <int First, typename From, typename Row>
-__device__ __forceinline__ void gather_groups(const FusedParams& p, u32 stride, const From& from, const Row& row) {
+__device__ __forceinline__ void gather_groups(const RowsParams& p, u32 stride, const From& from, const Row& row) {
 #pragma unroll 1
     for (int step = First; step < RANKS; ++step) {
         const int owner = (p.call.rank + step) % RANKS;

@@ -17,7 +17,7 @@ struct NoMeeting {
 
 class RowNorm : public RowPacks {
 public:
-    __device__ __forceinline__ RowNorm(const FusedParams& p, Scratch& scratch, Trace& trace)
+    __device__ __forceinline__ RowNorm(const RowsParams& p, Scratch& scratch, Trace& trace)
         : RowPacks(p), p_(p), scratch_(scratch), trace_(trace), done_(0), mean_(p.columns) {
         mean_.keep();
         if constexpr (KEEP_GAMMA) {
@@ -67,11 +67,11 @@ public:
         trace_.lap(TraceRole::reduce);
         float inverse = 1.0f;
         if constexpr (QUANT == Quant::row) {
-            const Quantisation scale = quantisation<Out, Scale>(largest, p_.scale_ub);
+            const Quantisation scale = quantisation<Out, Scale>(largest, p_.given);
             inverse = scale.inverse;
             if (thread_ == 0) store_scale(0, scale.scale);
         } else if constexpr (QUANT == Quant::fixed) {
-            inverse = finite_inverse(p_.scale_ub);
+            inverse = finite_inverse(p_.given);
         }
 #pragma unroll
         for (int i = 0; i < PACKS; ++i) {
@@ -106,7 +106,7 @@ public:
     }
 
 protected:
-    const FusedParams& p_;
+    const RowsParams& p_;
     Scratch& scratch_;
     Trace& trace_;
 
@@ -157,7 +157,7 @@ private:
                 if constexpr (QUANT == Quant::group || BETA) largest = largest_of(x[i], i);
                 quantise_group(x[i], i, largest, store, store_scale, meet);
             } else if (has(i)) {
-                if constexpr (QUANTISE) multiply(x[i], finite_inverse(p_.scale_ub));
+                if constexpr (QUANTISE) multiply(x[i], finite_inverse(p_.given));
                 OutPack pack;
                 from_float(pack, x[i]);
                 store(index(i), pack);
@@ -228,7 +228,7 @@ private:
     template <typename Store, typename StoreScale, typename Meet>
     __device__ __forceinline__ void quantise_group(float (&y)[W], int i, float largest, const Store& store,
                                                    const StoreScale& store_scale, const Meet& meet) const {
-        const Quantisation scale = quantisation<Out, Scale>(largest, p_.scale_ub);
+        const Quantisation scale = quantisation<Out, Scale>(largest, p_.given);
         multiply(y, scale.inverse);
         OutPack pack;
         from_float(pack, y);

@@ -28,7 +28,7 @@ using Scratch = RowScratch;
 
 class RowPacks {
 public:
-    __device__ __forceinline__ explicit RowPacks(const FusedParams& p)
+    __device__ __forceinline__ explicit RowPacks(const RowsParams& p)
         : packs_(packs_of_row(p)), block_(Scratch::block()) {
         refresh();
     }

@@ -8,17 +8,17 @@
 using Pushing = Push<RANKS, true, (DRVFUSE_MOST_THREADS > 256), DRVFUSE_RELAYS>;
 
 // The inherited `chunk_rows` is the number of rows of a round: with push_two_shot a multiple of the number of ranks.
-struct FusedPushParams : FusedParams {
+struct RowsPushParams : RowsParams {
     PushCall push;
 };
 
 // Whether the tensor has row `row`. Where a call has several rounds, each sends chunk_rows rows (push.cuh), so the
 // last one also sends rows beyond the tensor's end, whose contents are not used.
-__device__ __forceinline__ bool inside(const FusedPushParams& p, int row) { return row < p.rows; }
+__device__ __forceinline__ bool inside(const RowsPushParams& p, int row) { return row < p.rows; }
 
 // Loads this thread's packs of row `row` of this rank's input. If the tensor has no such row, the packs stay
 // unchanged.
-__device__ __forceinline__ void load_row(InPack (&own)[PACKS], const FusedPushParams& p, const Rows& rows, int row) {
+__device__ __forceinline__ void load_row(InPack (&own)[PACKS], const RowsPushParams& p, const Rows& rows, int row) {
     if (!inside(p, row)) return;
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void send_row(const InPack (&own)[PACKS], const Rows&
 
 // Sums this thread's packs of a row over the ranks. In this rank's slots the row for distance d begins at offset + (d -
 // 1) * stride.
-__device__ __forceinline__ void receive_row(float (&x)[PACKS][W], const InPack (&own)[PACKS], const FusedPushParams& p,
+__device__ __forceinline__ void receive_row(float (&x)[PACKS][W], const InPack (&own)[PACKS], const RowsPushParams& p,
                                             const Rows& rows, Pushing& push, u32 offset, u32 stride) {
 #pragma unroll
     for (int i = 0; i < PACKS; ++i)

@@ -28,12 +28,12 @@
 #include "collectives/rows/parts.cuh"
 #include "sync/barrier.cuh"
 
-struct FusedScatterParams : FusedParams {
+struct OwnRowsParams : RowsParams {
     RowParts parts;
 };
 
 #if DRVFUSE_NODES
-struct Params : FusedScatterParams {
+struct Params : OwnRowsParams {
     NodeCall node;
 };
 
@@ -48,7 +48,7 @@ __device__ __forceinline__ void sum_row(SumPack& total, const Params& p, int row
     }
 }
 #else
-using Params = FusedScatterParams;
+using Params = OwnRowsParams;
 #endif
 
 __device__ __forceinline__ void own_rows(Rows& rows, const Params& p, Trace& trace) {

@@ -32,13 +32,13 @@ using Pushing = Push<RANKS, true, (DRVFUSE_MOST_THREADS > 256), false>;
 // The number of rows, each for a different peer, whose packs a thread loads before it sends the first of them.
 constexpr int AT_ONCE = RANKS <= 2 || PACKS >= 8 ? 1 : PACKS * (RANKS - 1) <= 8 ? RANKS - 1 : 8 / PACKS;
 
-struct FusedScatterPushParams : FusedParams {
+struct OwnRowsPushParams : RowsParams {
     RowParts parts;
     PushCall push;
 };
 
 // The number of rows that each round sends to a rank.
-__device__ __forceinline__ int sent_rows(const FusedScatterPushParams& p, int rank) {
+__device__ __forceinline__ int sent_rows(const OwnRowsPushParams& p, int rank) {
     if (p.push.rounds > 1 && !FAULT("scatter-rounds-of-own-length")) return p.chunk_rows;
     const int rows = p.parts.rows(rank);
     return rows > 0 || FAULT("scatter-empty-part-not-told") ? rows : 1;
@@ -47,7 +47,7 @@ __device__ __forceinline__ int sent_rows(const FusedScatterPushParams& p, int ra
 // The work of one block in a call. For each row index it exchanges the row with this index of every part.
 class Exchange {
 public:
-    __device__ __forceinline__ Exchange(const FusedScatterPushParams& p, Rows& rows, Pushing& push, Trace& trace)
+    __device__ __forceinline__ Exchange(const OwnRowsPushParams& p, Rows& rows, Pushing& push, Trace& trace)
         : p_(p), rows_(rows), push_(push), trace_(trace) {}
 
     // Brings the address translations of the first rows of all parts into the TLB. Called before anything is read.
@@ -136,7 +136,7 @@ private:
         }
     }
 
-    const FusedScatterPushParams& p_;
+    const OwnRowsPushParams& p_;
     Rows& rows_;
     Pushing& push_;
     Trace& trace_;
@@ -149,7 +149,7 @@ constexpr int MOST_THREADS = DRVFUSE_MOST_THREADS;
 constexpr int BLOCKS = COMPARES && MOST_THREADS <= 128 ? 5 : 1;
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, BLOCKS) OF_CLUSTER
-    DRVFUSE_KERNEL(const __grid_constant__ FusedScatterPushParams p DRVFUSE_TRACE_PARAMETER) {
+    DRVFUSE_KERNEL(const __grid_constant__ OwnRowsPushParams p DRVFUSE_TRACE_PARAMETER) {
     __shared__ Scratch scratch;
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
     begin(p.call);

@@ -29,7 +29,7 @@ constexpr bool KEYED = FP4 && W == 8;
 static_assert(!KEYED || (BYTE_SCALES && WORD_LANES <= 8), "the groups of a word must have at most 8 words of codes");
 
 // The number of words in which the scales of a row are sent.
-__device__ __forceinline__ int scale_words(const FusedParams& p) {
+__device__ __forceinline__ int scale_words(const RowsParams& p) {
     return PER_WORD > 1 ? (groups_of_row(p) + PER_WORD - 1) / PER_WORD : groups_of_row(p);
 }
 

@@ -25,7 +25,7 @@ struct Place {
 };
 
 template <typename Pushing>
-__device__ __forceinline__ Place place(const FusedParams& p, const Pushing& push, int row) {
+__device__ __forceinline__ Place place(const RowsParams& p, const Pushing& push, int row) {
     const u32 owned = p.chunk_rows / RANKS, index = row / RANKS;
     const u32 stride = owned * input_stride(p), row_bytes = packs_of_row(p) * RESULT_BYTES;
     const u32 normed = GREETINGS_BYTES + (RANKS - 1) * stride;

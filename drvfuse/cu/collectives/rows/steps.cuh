@@ -11,7 +11,7 @@ constexpr int BATCH = WISHED < PACKS ? WISHED : PACKS;
 // The state that a block keeps for all rows of a call, and the steps by which it processes a row.
 class Rows : public RowNorm {
 public:
-    __device__ __forceinline__ Rows(const FusedParams& p, Scratch& scratch, Trace& trace) : RowNorm(p, scratch, trace) {
+    __device__ __forceinline__ Rows(const RowsParams& p, Scratch& scratch, Trace& trace) : RowNorm(p, scratch, trace) {
         if (early_residual() && has(0)) load_of_row(residual_[0], p.residual, first_row(), index(0), p);
     }
 

@@ -16,7 +16,7 @@ __device__ __forceinline__ void send_input(const InPack (&own)[PACKS], const Row
 }
 
 // Sums, normalises and sends a row that this rank owns.
-__device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
+__device__ __forceinline__ void reduce(const RowsPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
                                        int row, const InPack (&own)[PACKS], const Place& at) {
     const bool exists = inside(p, begin + row);
     if (RESIDUAL && exists) rows.fetch_residual(begin + row);
@@ -58,7 +58,7 @@ __device__ __forceinline__ void reduce(const FusedPushParams& p, Rows& rows, Pus
 }
 
 // Receives the normed row `row`, which another rank owns, and stores it.
-__device__ __forceinline__ void gather_normed(const FusedPushParams& p, const Rows& rows, Pushing& push, int row,
+__device__ __forceinline__ void gather_normed(const RowsPushParams& p, const Rows& rows, Pushing& push, int row,
                                               int owner, const Place& at) {
     const u32 from = at.normed + at.steps() * at.stride;
 #pragma unroll
@@ -75,7 +75,7 @@ __device__ __forceinline__ void gather_normed(const FusedPushParams& p, const Ro
 // Receives pack i of the codes of row `row`, which another rank owns, and the scale of the pack's group. Returns the
 // pack in `words`, and stores the scale.
 template <int N>
-__device__ __forceinline__ void receive_group(const FusedPushParams& p, const Rows& rows, Pushing& push, int row,
+__device__ __forceinline__ void receive_group(const RowsPushParams& p, const Rows& rows, Pushing& push, int row,
                                               int owner, const Place& at, u32 result, int i, u32 (&words)[N]) {
     const int group = rows.index(i) / LANES;
     const bool scaled = rows.has(i) && rows.index(i) % LANES == 0;
@@ -93,7 +93,7 @@ __device__ __forceinline__ void receive_group(const FusedPushParams& p, const Ro
 }
 
 // Receives and stores the results of a row that another rank owns; with residual it normalises the row.
-__device__ __forceinline__ void gather(const FusedPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
+__device__ __forceinline__ void gather(const RowsPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
                                        int row, const Place& at) {
     const int owner = row % RANKS;
     const u32 result = at.result + at.steps() * at.result_stride;
@@ -140,7 +140,7 @@ __device__ __forceinline__ void gather(const FusedPushParams& p, Rows& rows, Pus
 
 // Does the work of a cluster in one round. `own` are this thread's packs of the cluster's first row of the round, which
 // the caller has loaded.
-__device__ __forceinline__ void two_shot(const FusedPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
+__device__ __forceinline__ void two_shot(const RowsPushParams& p, Rows& rows, Pushing& push, Trace& trace, int begin,
                                          int count, InPack (&own)[PACKS]) {
     const int first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER;
 #pragma unroll 1

@@ -5,7 +5,7 @@
 
 // Computes row `row` of the outputs; load(pack, source, index) reads a pack of the row from a source.
 template <typename Load>
-__device__ __forceinline__ void whole_row(Rows& rows, const FusedParams& p, int row, const Load& load) {
+__device__ __forceinline__ void whole_row(Rows& rows, const RowsParams& p, int row, const Load& load) {
     float x[PACKS][W];
     rows.sum(x, load);
     if constexpr (RESIDUAL)

@@ -16,6 +16,7 @@ from ....plans.limits import ceil_div
 from ....plans.shared import PACK_BYTES, naive_slot
 from ...call.specialisation import Specialisation, load
 from ..shared import naive
+from ..shared.params import of_collective
 from .kernel import Arrangement
 
 if TYPE_CHECKING:
@@ -27,18 +28,9 @@ if TYPE_CHECKING:
 _THREADS = 256
 
 
+@of_collective("collectives/moves/place_scales.cu", parts=(Arrangement,))
 class PlaceScalesParams(ctypes.Structure):
-    """`struct PlaceScalesParams` of cu/collectives/moves/place_scales.cu."""
-
-    _fields_ = (
-        ("arrangement", Arrangement),
-        ("scales", ctypes.c_uint64),
-        ("source", ctypes.c_uint64),
-        ("begin", ctypes.c_int64),
-        ("nbytes", ctypes.c_int64),
-        ("distance", ctypes.c_int32),
-        ("clears", ctypes.c_int32),
-    )
+    """The parameters of the kernel that places scales."""
 
 
 class ArrangedCopies:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compile-time settings of the kernels that move bytes, and their parameters, as in
-cu/collectives/moves/tables.cuh."""
+"""The compile-time settings of the kernels that move bytes, and their parameters, laid out as
+in the kernels' sources."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ....comm import workspace
 from ....plans import moves
@@ -14,7 +14,7 @@ from ....plans import moves_scales as arranged_scales
 from ....trace import layout
 from ...call import faults
 from ...call.specialisation import Specialisation
-from ..shared.params import Call, PushCall
+from ..shared.params import Call, PushCall, of_collective
 
 ALGOS = ("push", "pull", "put")
 ALGORITHMS = ("auto", *ALGOS, "naive")
@@ -39,9 +39,9 @@ class MoveKernel:
     traced: int = 0
     fault: str = field(default_factory=faults.planted)
 
-    op = "move"
     local = False
     uses_staging = False
+    wide_blocks_share = True
     cluster = 1
 
     @property
@@ -50,9 +50,18 @@ class MoveKernel:
         return f"move_{self.algo}"
 
     @property
+    def traced_name(self) -> str:
+        """The kernel's name in traces."""
+        return self.name
+
+    @property
     def pushes(self) -> bool:
         """Whether the kernel sends by the push protocol, to slots in its peers' workspaces."""
         return self.algo in moves.PUSH
+
+    def traced_by(self, words: int) -> MoveKernel:
+        """Return the same kernel with traces of up to that number of words of a block."""
+        return replace(self, traced=words)
 
     @property
     def specialisation(self) -> Specialisation:
@@ -79,22 +88,14 @@ class MoveKernel:
         return Specialisation("collectives/moves", file, fixed, self.name, (8, 0), "moves", "", self.fault)
 
 
+@of_collective("collectives/moves/tables.cuh")
 class Move(ctypes.Structure):
-    """`struct Move` of cu/collectives/moves/tables.cuh."""
-
-    _fields_ = (("source", ctypes.c_int64), ("target", ctypes.c_int64), ("nbytes", ctypes.c_int64))
+    """The bytes that one rank sends to another."""
 
 
+@of_collective("collectives/moves/tables.cuh", parts=(Move,))
 class Moved(ctypes.Structure):
-    """`struct Moved` of cu/collectives/moves/tables.cuh: the rows or the scales of a call, as one rank moves them."""
-
-    _fields_ = (
-        ("input", ctypes.c_uint64),
-        ("output", ctypes.c_uint64),
-        ("far", ctypes.c_uint64 * workspace.MAX_RANKS),
-        ("sent", Move * workspace.MAX_RANKS),
-        ("received", Move * workspace.MAX_RANKS),
-    )
+    """The rows or the scales of a call, as one rank moves them."""
 
     def tailor(self, table: moves.Moves, ranks: Sequence[int], place: int) -> None:
         """Fill `sent` and `received` with the moves of `table` between rank `ranks[place]` and each of `ranks`. Entry d
@@ -115,14 +116,9 @@ class Moved(ctypes.Structure):
         return found
 
 
+@of_collective("collectives/moves/arranged_scales.cuh")
 class Arrangement(ctypes.Structure):
-    """`struct Arrangement` of cu/collectives/moves/arranged_scales.cuh."""
-
-    _fields_ = (
-        *((name, ctypes.c_int32) for name in ("rows", "groups", "itemsize", "tiles")),
-        ("first", ctypes.c_int32 * workspace.MAX_RANKS),
-        ("count", ctypes.c_int32 * workspace.MAX_RANKS),
-    )
+    """How scales lie in a layout by column or in tiles, and which rows each rank sends."""
 
     def tailor(self, arrangement: arranged_scales.Arrangement, ranks: Sequence[int], place: int) -> None:
         """Fill all fields from `arrangement`. Entry d of `first` (the first row) and of `count` (the number of rows) is
@@ -134,24 +130,11 @@ class Arrangement(ctypes.Structure):
             self.count[distance] = arrangement.rows[ranks[place - distance]]
 
 
+@of_collective("collectives/moves/tables.cuh", parts=(Call, Moved, Arrangement))
 class MoveParams(ctypes.Structure):
-    """`struct MoveParams` of cu/collectives/moves/tables.cuh."""
-
-    _fields_ = (
-        ("call", Call),
-        ("rows", Moved),
-        ("scales", Moved),
-        ("most", ctypes.c_int64),
-        ("chunk_packs", ctypes.c_int64),
-        ("arrangement", Arrangement),
-    )
+    """The parameters of a kernel with barriers."""
 
 
+@of_collective("collectives/moves/slots.cuh", parts=(PushCall,))
 class MovePushParams(MoveParams):
-    """`struct MovePushParams` of cu/collectives/moves/slots.cuh."""
-
-    _fields_ = (  # type: ignore[assignment]  # follow the fields of the base
-        ("push", PushCall),
-        ("root", ctypes.c_int64),
-        ("offsets", ctypes.c_uint64),
-    )
+    """The parameters of a push kernel."""

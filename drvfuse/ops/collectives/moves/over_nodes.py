@@ -36,12 +36,13 @@ from ....runtime.array import view
 from ...call import operands
 from ...call.planned import Ready
 from ...call.prepared import LaunchSequence, Prepared
-from ..nodes.stages import AcrossNodes, Bytes, ExchangeAddresses, Kernels, Span, Stage, barrier, level_inside
+from ..nodes.stages import AcrossNodes, Bytes, ExchangeAddresses, Kernels, Span, Stage, level_inside
+from ..shared import plan
 from ..shared import prepare as collective_call
 from ..shared.options import CallOptions
 from ..shared.tuned import Tuned
 from .call import MoveCall, MovePart
-from .kernel import RELAY
+from .kernel import RELAY, MoveKernel, MoveParams
 
 if TYPE_CHECKING:
     from ....comm.group import Group
@@ -49,6 +50,27 @@ if TYPE_CHECKING:
     from ...call.operands import Operand
 
 R = TypeVar("R")
+
+
+def barrier(options: CallOptions) -> list[Ready]:
+    """Return launches of a kernel that moves nothing and passes barriers of the node's ranks.
+
+    Peers may still read results or staged inputs in a payload when the kernels of the previous call have ended. So this
+    kernel precedes a kernel that stores to payloads and has no barrier before its stores.
+    """
+    group = options.group
+
+    def planned() -> plan.Plan:
+        inside, none = range(group.layout.inside), moves.Move(0, 0, 0)
+        work = moves.MoveWork((tuple(tuple(none for _ in inside) for _ in inside),), same=False)
+        shape = moves.barrier_shape(work, options.blocks, False)
+        kernel = MoveKernel("put", work.ranks, False, False, False, plan.compares(group))
+        counts, steps = moves.trace_counts(work, shape, 0), moves.barriers(work, 0)
+        return plan.Plan(kernel, shape.blocks, shape.threads, counts, steps, MoveParams())
+
+    nothing = [0] * len(group)
+    level = level_inside(options.pdl)
+    return plan.take(group, ("barrier",), planned, [[]] * len(group), nothing, level, options.trace)
 
 
 class ToPayloads(MovePart):

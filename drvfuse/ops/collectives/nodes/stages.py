@@ -17,23 +17,20 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ....comm import workspace
 from ....comm.workspace import ABORT_OFFSET, NODES_OFFSET
 from ....errors import Unsupported
 from ....nodes.exchange import Part, Piece, Pieces
-from ....nodes.link import PROGRESS_FIELDS
-from ....plans import moves
+from ....nodes.link import PROGRESS_DTYPE
 from ....runtime.graph import capturing
 from ...call.options import PDLLevel
 from ...call.planned import POINTER_BYTES, PlanCache, Planned, Pointed, Ready
 from ...call.prepared import require_one_side
 from ...call.specialisation import Specialisation
-from ..moves.kernel import MoveKernel, MoveParams
 from ..shared import plan
-from ..shared.options import CallOptions
-from ..shared.params import Call
+from ..shared.params import Call, of_collective
 
 if TYPE_CHECKING:
     from ....comm.group import Group
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
     from ....runtime.launch import Launch
     from ....runtime.stream import Stream
 
-_WORD = 8  # bytes of an abort word, and of a word of `struct Progress` (cu/collectives/nodes/progress.cuh)
+_WORD = 8  # bytes of an abort word
 
 
 def link(group: Group) -> NodeLink:
@@ -64,27 +61,6 @@ def sources_inside(group: Group, inputs: Sequence[int]) -> list[Sequence[int]]:
 def level_inside(pdl: PDLLevel) -> PDLLevel:
     """Return the PDL level of all kernels of a call except the last one: these kernels trigger at their end."""
     return PDLLevel.OFF if pdl is PDLLevel.OFF else PDLLevel.ON
-
-
-def barrier(options: CallOptions) -> list[Ready]:
-    """Return launches of a kernel that moves nothing and passes barriers of the node's ranks.
-
-    Peers may still read results or staged inputs in a payload when the kernels of the previous call have ended. So this
-    kernel precedes a kernel that stores to payloads and has no barrier before its stores.
-    """
-    group = options.group
-
-    def planned() -> plan.Plan:
-        inside, none = range(group.layout.inside), moves.Move(0, 0, 0)
-        work = moves.MoveWork((tuple(tuple(none for _ in inside) for _ in inside),), same=False)
-        shape = moves.barrier_shape(work, options.blocks, False)
-        kernel = MoveKernel("put", work.ranks, False, False, False, plan.compares(group))
-        counts, steps = moves.trace_counts(work, shape, 0), moves.barriers(work, 0)
-        return plan.Plan(kernel, shape.blocks, shape.threads, counts, steps, MoveParams())
-
-    nothing = [0] * len(group)
-    level = level_inside(options.pdl)
-    return plan.take(group, ("barrier",), planned, [[]] * len(group), nothing, level, options.trace)
 
 
 class Stage(Protocol):
@@ -206,16 +182,14 @@ def _nodes_of(spans: Sequence[Span]) -> list[int]:
     return sorted({span.node for span in spans})
 
 
+@of_collective("collectives/nodes/count_exchange.cu")
 class CountParams(ctypes.Structure):
-    """`struct CountParams` of cu/collectives/nodes/count_exchange.cu."""
-
-    _fields_ = (("word", ctypes.c_uint64),)
+    """The parameters of the kernel before an exchange."""
 
 
+@of_collective("collectives/nodes/exchange_ended.cu", parts=(Call,))
 class ExchangeEndedParams(ctypes.Structure):
-    """`struct ExchangeEndedParams` of cu/collectives/nodes/exchange_ended.cu."""
-
-    _fields_ = (("call", Call), ("received", ctypes.c_uint64), ("nodes", ctypes.c_int64))
+    """The parameters of the kernel after an exchange."""
 
 
 def _around(group: Group, watched: bool) -> tuple[list[Launch], list[Launch]]:
@@ -223,7 +197,8 @@ def _around(group: Group, watched: bool) -> tuple[list[Launch], list[Launch]]:
     `watched`, there are no launches before it."""
 
     def word(position: int, field: str) -> int:
-        return link(group).progress[position] + _WORD * PROGRESS_FIELDS.index(field) if watched else 0
+        fields: Any = PROGRESS_DTYPE.fields
+        return link(group).progress[position] + fields[field][1] if watched else 0
 
     def before() -> list[Launch]:
         spec, found = Specialisation("collectives/nodes", "count_exchange", ()), []

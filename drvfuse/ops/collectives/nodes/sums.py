@@ -7,25 +7,50 @@ right.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING
+import ctypes
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ....comm.workspace import PAYLOAD_OFFSET
 from ....errors import ArgumentError, Unsupported
-from ....plans import shared as plans
-from ....plans.nodes import Chunk
+from ....plans import sums as plans
+from ....plans.nodes import Chunk, Share, chunks
+from ....plans.shared import ragged as not_whole
 from ...call.planned import Ready
+from ...call.prepared import LaunchSequence
 from ..shared import plan
 from ..shared.kernel import CollectiveKernel
 from ..shared.options import CallOptions
-from ..shared.params import NodeSumsParams
-from .stages import Kernels, Stage, Sums, level_inside, link, sources_inside
+from ..shared.params import Call, NodeCall, of_collective
+from .stages import AcrossNodes, Kernels, Stage, Sums, level_inside, link, sources_inside
 
 if TYPE_CHECKING:
     from ....comm.group import Group
     from ....dtypes import DType
 
 ALGORITHM = "two_stage"
+
+
+@of_collective("collectives/nodes/node_sums.cu", parts=(Call, NodeCall))
+class NodeSumsParams(ctypes.Structure):
+    """The parameters of `node_sums`."""
+
+
+@dataclass(frozen=True)
+class NodeSumsKernel(CollectiveKernel):
+    """The kernel that writes the partial sums of a node, for every family."""
+
+    family: ClassVar[str] = "nodes"
+    ops: ClassVar[tuple[str, ...]] = ("node_sums",)
+
+    @property
+    def name(self) -> str:
+        return self.op
+
+    @property
+    def work_fields(self) -> dict[str, Any]:
+        return super().work_fields | {"partial": True}
 
 
 def algorithm(group: Group, algo: str, use_multimem: bool) -> str:
@@ -50,19 +75,19 @@ def sums(
     inputs: Sequence[int],
     parameters: NodeSumsParams,
     key: Hashable,
-    kind: type[CollectiveKernel] = CollectiveKernel,
+    many: int = 0,
 ) -> list[Ready]:
     """Return launches of `node_sums` on every local rank, for the chunk that begins at `inputs[i]` on local rank i.
 
     `parameters` describe the layout of items in the input. `key` holds every value on which `parameters` and the plan
-    depend. `ragged`: an item may have a partial pack.
+    depend. `ragged`: an item may have a partial pack. `many` is that of the kernel.
     """
     group = options.group
     level = level_inside(options.pdl)
     found = plan.take(
         group,
         ("node_sums", key),
-        lambda: _plan(options, dtype, ragged, chunk, parameters, kind),
+        lambda: _plan(options, dtype, ragged, chunk, parameters, many),
         sources_inside(group, inputs),
         inputs,
         level,
@@ -78,7 +103,7 @@ def sums_of_rows(
     """Return launches of `node_sums` for rows; each row has `columns` elements, in `row_packs` packs."""
     parameters = NodeSumsParams(columns=columns, row_packs=row_packs)
     key = (dtype.name, columns, row_packs, chunk.items, chunk.share, options.blocks)
-    return sums(options, dtype, plans.ragged(columns, dtype.itemsize), chunk, inputs, parameters, key)
+    return sums(options, dtype, not_whole(columns, dtype.itemsize), chunk, inputs, parameters, key)
 
 
 def _plan(
@@ -87,11 +112,11 @@ def _plan(
     ragged: bool,
     chunk: Chunk,
     parameters: NodeSumsParams,
-    kind: type[CollectiveKernel],
+    many: int,
 ) -> plan.Plan:
     share, elements = chunk.share, chunk.items * chunk.share.packs * chunk.share.width
-    shape = plans.allreduce_launch(elements, dtype.itemsize, share.inside, ALGORITHM, options.blocks)
-    spec = kind(
+    shape = plans.launch(elements, dtype.itemsize, share.inside, ALGORITHM, options.blocks)
+    spec = NodeSumsKernel(
         op="node_sums",
         algo=ALGORITHM,
         dtype=dtype,
@@ -100,6 +125,7 @@ def _plan(
         packs=shape.packs,
         ragged=ragged,
         staged=share.staged,
+        many=many,
         compares=plan.compares(options.group),
     )
     parameters.items, parameters.item_packs, parameters.staging = chunk.items, share.packs, chunk.staging
@@ -124,7 +150,21 @@ def _sums_of(group: Group, rank: int, chunk: Chunk) -> int:
     return group.workspace.pointers[rank] + PAYLOAD_OFFSET + chunk.sums
 
 
-def stages(group: Group, chunk: Chunk, before: Sequence[Ready], after: Sequence[Ready]) -> list[Stage]:
-    """Return the stages of a chunk on every local rank: kernels, the exchange, and the kernels after it."""
-    memory = [(_sums_of(group, rank.index, chunk), chunk.count(group.layout.place(rank.index))) for rank in group]
-    return [Kernels(before), Sums(memory), Kernels(after)]
+def sequence(
+    group: Group,
+    items: int,
+    share: Share,
+    before: Callable[[Chunk], list[Ready]],
+    after: Callable[[Chunk], list[Ready]],
+) -> tuple[LaunchSequence, list[Ready]]:
+    """Return the launch sequence for `items` items, chunk by chunk: the launches `before`, which write partial sums, an
+    exchange of these, and the launches `after`, which read the sums of all nodes. Return all launches too."""
+    stages: list[Stage] = []
+    every: list[Ready] = []
+    for chunk in chunks(items, share, group.workspace.payload_bytes):
+        first, last = before(chunk), after(chunk)
+        point(group, last, chunk)
+        memory = [(_sums_of(group, rank.index, chunk), chunk.count(group.layout.place(rank.index))) for rank in group]
+        stages += [Kernels(first), Sums(memory), Kernels(last)]
+        every += [*first, *last]
+    return AcrossNodes(group, stages), every

@@ -20,10 +20,8 @@ from ..shared import multimem, plan
 from ..shared.kernel import ALGORITHMS, PULL
 from ..shared.options import CallOptions
 from ..shared.tuned import Tuned
-from .arguments import FusedRows, NormArguments, quantisation_of
-from .call import FusedCall
-from .prepare import prepare
-from .results import FusedResults, NormResult
+from .arguments import InputRows, NormArguments, NormResult, RowsResults, quantisation_of
+from .call import RowsCall, prepare
 
 if TYPE_CHECKING:
     from ....comm.group import Group
@@ -98,16 +96,16 @@ def allreduce_rmsnorm_fp8(
     """
     common = CallOptions.of("allreduce_rmsnorm_fp8", group, algo, ALGORITHMS, pdl_level, max_num_blocks, trace)
     require_kind("use_multimem", use_multimem, bool, "True or False")
-    rows = FusedRows.of(operands.of_ranks(group, "inputs", inputs), head_columns)
+    rows = InputRows.of(operands.of_ranks(group, "inputs", inputs), head_columns)
     normed = NormArguments.of(group, rows, norm, gammas, betas, residuals, epsilon, weight_offset)
     quantised = quantisation_of(rows, quantisation)
-    results = FusedResults.of(group, rows, normed, quantised, outputs, scales, normed_outputs, residual_outputs)
+    results = RowsResults.of(group, rows, normed, quantised, outputs, scales, normed_outputs, residual_outputs)
     algos = _algorithms(common, use_multimem, rows, results.row_bytes)
     bare = operands.is_bare(group, inputs)
-    return prepare(FusedCall, common, rows, normed, quantised, results, algos, streams, bare, use_multimem)
+    return prepare(RowsCall, common, rows, normed, quantised, results, algos, streams, bare, use_multimem)
 
 
-def _algorithms(common: CallOptions, use_multimem: bool, rows: FusedRows, sent: int) -> list[str]:
+def _algorithms(common: CallOptions, use_multimem: bool, rows: InputRows, sent: int) -> list[str]:
     """Return the algorithms to try one after another: the workspace may be too small for the first one. A row's owner
     sends `sent` bytes of the row's results to each peer."""
     group, algo = common.group, common.algo

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
@@ -10,20 +11,24 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from .... import dtypes
-from ....plans import nodes as shares
 from ....plans import push, traffic
-from ....plans import shared as plans
+from ....plans import rows as plans
+from ....plans.limits import ceil_div
+from ....plans.nodes import Chunk, Share
 from ....plans.quantisation import Quantisation
+from ....plans.shared import PACK_BYTES, naive_slot, ragged
 from ...call.planned import Ready
-from ...call.prepared import Direct, LaunchSequence
+from ...call.prepared import Direct, LaunchSequence, Prepared
+from ...call.streams import Streams, resolve_streams
 from ..nodes import sums as nodes
-from ..nodes.stages import AcrossNodes, Stage, link
+from ..nodes.stages import link
 from ..shared import multimem, naive, plan
-from ..shared.kernel import CollectiveKernel
+from ..shared.kernel import PUSH
 from ..shared.options import CallOptions
-from ..shared.params import FusedMultimemParams, FusedNodesParams, FusedParams, FusedPushParams
-from .form import NormForm
-from .params import params_of
+from ..shared.prepare import prepare as shared_prepare
+from .arguments import InputRows, NormArguments, NormResult, RowsResults
+from .kernel import NormForm, RowsKernel
+from .params import RowsMultimemParams, RowsNodesParams, RowsParams, RowsPushParams, params_of
 
 if TYPE_CHECKING:
     from ....dtypes import DType
@@ -46,10 +51,10 @@ class Addresses(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FusedCall:
+class RowsCall:
     """The properties of one fused call that are the same on every rank. `shape` is the shape of the inputs.
 
-    `rows` is the number of rows of the kernel, and `columns` the length of such a row (`FusedRows`). If the rows are
+    `rows` is the number of rows of the kernel, and `columns` the length of such a row (`InputRows`). If the rows are
     split among the ranks, `counts` has the number of rows of each rank, and `rows` is the largest of these numbers;
     otherwise `counts` is empty.
     """
@@ -69,7 +74,7 @@ class FusedCall:
     multimem: multimem.Placement | None
     counts: tuple[int, ...]
 
-    kind: ClassVar[type[CollectiveKernel]] = CollectiveKernel
+    op: ClassVar[str] = "allreduce_rmsnorm_fp8"
 
     @property
     def name(self) -> str:
@@ -141,7 +146,7 @@ class FusedCall:
         """Return the bytes by which a row of results and its scales grow when they are sent in whole packs and
         words."""
         work = self._kernel().work
-        sent = work.sent_bytes(-(-self.columns * self.dtype.itemsize // plans.PACK_BYTES))
+        sent = work.sent_bytes(ceil_div(self.columns * self.dtype.itemsize, PACK_BYTES))
         own = self.output_bytes + (self.columns * self.dtype.itemsize if self.form.normed else 0)
         scales = work.sent_scale_bytes(self.columns) - self.scale_bytes if self.scale_bytes else 0
         return sent - own + scales
@@ -162,35 +167,33 @@ class FusedCall:
 
     def _naive(self, arrays: Sequence[Addresses], inputs: Sequence[int]) -> tuple[LaunchSequence, list[Ready]]:
         row_bytes, group = self.columns * self.dtype.itemsize, self.options.group
-        slot = plans.naive_slot(group.workspace.payload_bytes, group.size, row_bytes)
-        slot = min(slot, self.rows * row_bytes)
-        chunks, every = [], []
-        for offset in range(0, self.rows * row_bytes, slot):
-            nbytes = min(slot, self.rows * row_bytes - offset)
-            first = offset // row_bytes
-            part = [self._from_row(of_rank, first) for of_rank in arrays]
-            table = [naive.sources(group, position, a.input, slot) for position, a in enumerate(part)]
-            ready = self._ready(table, part, nbytes // row_bytes, first)
-            chunks.append(naive.Chunk([(offset, nbytes)] * len(ready), [one.launch for one in ready]))
-            every += ready
-        return naive.Naive(group, inputs, slot, chunks), every
+        nbytes = self.rows * row_bytes
+        slot = min(naive_slot(group.workspace.payload_bytes, group.size, row_bytes), nbytes)
+        chunks = [[(begin, min(slot, nbytes - begin))] * len(inputs) for begin in range(0, nbytes, slot)]
+
+        def launches(number: int, table: list[list[int]]) -> list[Ready]:
+            first, rows = (size // row_bytes for size in chunks[number][0])
+            return self._ready(table, [self._from_row(of_rank, first) for of_rank in arrays], rows, first)
+
+        return naive.sequence(group, inputs, slot, chunks, launches, whole=True)
 
     def _across_nodes(self, arrays: Sequence[Addresses]) -> tuple[LaunchSequence, list[Ready]]:
-        group, width = self.options.group, plans.PACK_BYTES // self.dtype.itemsize
-        row_packs = -(-self.columns // width)
+        group, width = self.options.group, PACK_BYTES // self.dtype.itemsize
+        row_packs = ceil_div(self.columns, width)
+
+        def part(chunk: Chunk) -> list[Addresses]:
+            return [self._from_row(of_rank, chunk.first) for of_rank in arrays]
+
+        def before(chunk: Chunk) -> list[Ready]:
+            own = [of_rank.input for of_rank in part(chunk)]
+            return nodes.sums_of_rows(self.options, self.dtype, self.columns, row_packs, chunk, own)
+
+        def after(chunk: Chunk) -> list[Ready]:
+            return self._ready([[]] * len(arrays), part(chunk), chunk.items, chunk.first)
+
         result = plans.left_bytes(self._kernel().work, self.columns)
-        share = shares.Share(row_packs, width, result, group.layout.inside, link(group).places, self.staged)
-        stages: list[Stage] = []
-        every: list[Ready] = []
-        for chunk in shares.chunks(self.rows, share, group.workspace.payload_bytes):
-            part = [self._from_row(of_rank, chunk.first) for of_rank in arrays]
-            inputs = [of_rank.input for of_rank in part]
-            before = nodes.sums_of_rows(self.options, self.dtype, self.columns, row_packs, chunk, inputs)
-            after = self._ready([[]] * len(part), part, chunk.items, chunk.first)
-            nodes.point(group, after, chunk)
-            stages += nodes.stages(group, chunk, before, after)
-            every += [*before, *after]
-        return AcrossNodes(group, stages), every
+        share = Share(row_packs, width, result, group.layout.inside, link(group).places, self.staged)
+        return nodes.sequence(group, self.rows, share, before, after)
 
     def _from_row(self, arrays: Addresses, row: int) -> Addresses:
         elements = row * self.columns
@@ -226,21 +229,21 @@ class FusedCall:
                 one.point(field, address)
             parameters = one.parameters
             parameters.epsilon, parameters.weight_offset = self.numbers
-            parameters.scale_ub = self.quantisation.given
+            parameters.given = self.quantisation.given
             if self.form.has_more:
                 parameters.all_rows, parameters.first_row = self.rows, first
         return found
 
-    def _kernel(self) -> CollectiveKernel:
+    def _kernel(self) -> RowsKernel:
         """Return the kernel, with the defaults for all fields that depend on the number of rows."""
         across = self.options.group.link is not None
-        return self.kind(
-            op="allreduce_rmsnorm_fp8",
+        return RowsKernel(
+            op=self.op,
             algo="one_stage" if self.algo == "naive" else self.algo,
             dtype=self.dtype,
             ranks=self.options.group.layout.inside,
             out_dtype=self.out_dtype,
-            ragged=plans.ragged(self.columns, self.dtype.itemsize),
+            ragged=ragged(self.columns, self.dtype.itemsize),
             staged=self.staged and not across,
             nodes=across,
             local=self.algo == "naive",
@@ -255,12 +258,12 @@ class FusedCall:
     def _plan(self, rows: int) -> plan.Plan:
         common, spec = self.options, self._kernel()
 
-        def parameters(kind: type[FusedParams], chunk: int) -> FusedParams:
+        def parameters(kind: type[RowsParams], chunk: int) -> ctypes.Structure:
             return params_of(kind, self.form)(rows=rows, chunk_rows=chunk, columns=self.columns)
 
         if spec.pushes:
             nbytes, clusters = common.group.workspace.payload_bytes, self.clusters
-            pushed = push.fused_shape(spec.work, rows, self.columns, nbytes, clusters)
+            pushed = push.rows_shape(spec.work, rows, self.columns, nbytes, clusters)
             spec = replace(
                 spec,
                 packs=pushed.packs,
@@ -270,16 +273,88 @@ class FusedCall:
                 depth=pushed.depth,
                 relays=pushed.relays,
             )
-            made = parameters(FusedPushParams, pushed.chunk)
+            made = parameters(RowsPushParams, pushed.chunk)
             return plan.push(common.group, spec, pushed, common.blocks, common.alone, made)
-        shape = plans.rmsnorm_launch(rows, self.columns, self.dtype.itemsize, spec.ranks, spec.algo, common.blocks)
+        shape = plans.launch(rows, self.columns, self.dtype.itemsize, spec.ranks, spec.algo, common.blocks)
         spec = replace(spec, packs=shape.packs)
         if spec.nodes:
-            largest = -(-rows // spec.ranks)
-            return plan.pull(spec, shape, rows, largest, parameters(FusedNodesParams, largest))
-        chunk = plans.rmsnorm_chunk(spec.work, rows, self.columns, common.group.workspace.payload_bytes)
+            largest = ceil_div(rows, spec.ranks)
+            return plan.pull(spec, shape, rows, largest, parameters(RowsNodesParams, largest))
+        chunk = plans.chunk(spec.work, rows, self.columns, common.group.workspace.payload_bytes)
         if self.multimem is not None:
             self.multimem.make_staging()
         return plan.pull(
-            spec, shape, rows, chunk, parameters(FusedMultimemParams if spec.multimem else FusedParams, chunk)
+            spec, shape, rows, chunk, parameters(RowsMultimemParams if spec.multimem else RowsParams, chunk)
         )
+
+
+def prepare(
+    kind: type[RowsCall],
+    common: CallOptions,
+    rows: InputRows,
+    norm: NormArguments,
+    quantisation: Quantisation,
+    results: RowsResults,
+    algos: Sequence[str],
+    streams: Streams,
+    bare: bool,
+    use_multimem: bool = False,
+) -> Prepared[NormResult]:
+    """Prepare a call of the class `kind` by the first of `algos` for which the workspace is large enough. `bare`: the
+    call returns bare arrays in place of lists."""
+    group, sources, dtype = common.group, rows.inputs, rows.dtype
+    queues = resolve_streams(group, streams, sources)
+    written, result = results.allocate(group, queues, bare)
+    added = norm.residuals
+    form = NormForm(
+        kind=quantisation.kind if quantisation.kind in ("static", "group") else "",
+        group=quantisation.group,
+        layout=quantisation.layout,
+        head=rows.head,
+        residual=added[0].dtype if added and added[0].dtype != dtype else None,
+        layer=norm.layer,
+        beta=bool(norm.betas),
+        normed=results.normed,
+    )
+
+    def make(algo: str) -> RowsCall:
+        placed = None
+        if use_multimem:
+            whole = not ragged(rows.columns, dtype.itemsize)
+            addresses = [source.ptr for source in sources] if whole and rows.rows else []
+            placed = multimem.Placement.of(group, queues, addresses, [], sources[0].array.nbytes)
+            staged = placed.staged
+        else:
+            pulls = algo not in (*PUSH, "naive") and rows.rows > 0
+            staged = pulls and not plan.readable_by_peers(group, sources)
+        return kind(
+            options=common,
+            shape=sources[0].shape,
+            dtype=dtype,
+            quantisation=quantisation,
+            rows=max(rows.counts, default=rows.rows),
+            columns=rows.columns,
+            algo=algo,
+            staged=staged,
+            residual=bool(added),
+            gamma_dtype=norm.gammas[0].dtype,
+            form=form,
+            numbers=norm.numbers,
+            multimem=placed,
+            counts=rows.counts,
+        )
+
+    none = [0] * len(sources)
+    named = (written.get(name) for name in ("residual_outputs", "outputs", "scales"))
+    each = sources, norm.gammas, added, *named, norm.betas, written.get("normed_outputs")
+    arrays = list(map(Addresses, *([o.ptr for o in of_ranks] if of_ranks else none for of_ranks in each)))
+    return shared_prepare(
+        common,
+        algos,
+        make,
+        (lambda call: call.sequence(arrays)) if rows.rows else None,
+        result,
+        list(zip(sources, *norm.arrays, strict=True)),
+        list(zip(*written.values(), strict=True)),
+        queues,
+    )

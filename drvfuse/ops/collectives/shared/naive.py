@@ -9,7 +9,7 @@ input after the input's rank has completed its kernel, so the input may then be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ from ....errors import Unsupported
 from ....runtime.launch import Launch
 from ....runtime.reach import copyable_by
 from ....runtime.stream import Event
+from ...call.planned import Ready
+from ...call.prepared import LaunchSequence
 
 if TYPE_CHECKING:
     from ....comm.group import Group
@@ -44,6 +46,31 @@ def sources(group: Group, position: int, own: int, slot: int, offset: int = 0) -
     slot = -(-slot // 16) * 16
     found = [own if i == position else base + (i - (i > position)) * slot for i in range(group.size)]
     return [address - offset for address in found]
+
+
+def sequence(
+    group: Group,
+    inputs: Sequence[int],
+    slot: int,
+    chunks: Sequence[Sequence[tuple[int, int]]],
+    launches: Callable[[int, list[list[int]]], list[Ready]],
+    whole: bool,
+) -> tuple[LaunchSequence, list[Ready]]:
+    """Return the launch sequence of a call whose inputs are at `inputs`, and the launches in it.
+
+    `chunks[c][i]` is the part of each input that rank i copies and sums in chunk c (`Chunk`), of up to `slot` bytes.
+    `launches(c, table)` returns the launches of all ranks, for the addresses from which they sum: those of the parts
+    or, unless `whole`, those from which kernels reach the parts by adding their offsets."""
+    made, every = [], []
+    for number, copies in enumerate(chunks):
+        table = [
+            sources(group, position, own + offset, slot, 0 if whole else offset)
+            for position, (own, (offset, _)) in enumerate(zip(inputs, copies, strict=True))
+        ]
+        ready = launches(number, table)
+        made.append(Chunk(copies, [one.launch for one in ready]))
+        every += ready
+    return Naive(group, inputs, slot, made), every
 
 
 class Naive:

@@ -22,8 +22,7 @@ from ...call.options import PDLLevel
 from ...call.planned import PlanCache, Planned, Ready
 from ...call.specialisation import load
 from ...call.tracing import CallTrace
-from ..moves.kernel import MoveKernel
-from .kernel import CollectiveKernel
+from .kernel import CollectiveKernel, Kernel
 from .params import Call, PushCall
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class Plan:
     grid. `tailor(parameters, rank)` writes the parameters that differ by rank.
     """
 
-    kernel: CollectiveKernel | MoveKernel
+    kernel: Kernel
     blocks: int
     threads: int
     traced: tuple[int, int]
@@ -59,22 +58,18 @@ class Plan:
     tailor: Callable[[Any, int], None] | None = None
 
 
-def pull(kernel: CollectiveKernel, shape: LaunchShape, items: int, chunk: int, parameters: ctypes.Structure) -> Plan:
-    """Return the plan of a pull algorithm for `items` elements or rows in chunks of `chunk` packs or rows."""
-    counts = trace_counts(kernel.work, shape, items, chunk)
-    return Plan(kernel, shape.blocks, shape.threads, counts, barriers(kernel.work, items, chunk), parameters)
+def pull(kernel: CollectiveKernel, shape: LaunchShape, units: int, chunk: int, parameters: ctypes.Structure) -> Plan:
+    """Return the plan of a pull algorithm for `units` packs or rows in chunks of `chunk` packs or rows."""
+    counts = trace_counts(kernel.work, shape, units, chunk)
+    return Plan(kernel, shape.blocks, shape.threads, counts, barriers(kernel.work, units, chunk), parameters)
 
 
-def push(
-    group: Group, kernel: CollectiveKernel | MoveKernel, shape: PushShape, blocks: int, alone: int, parameters: Any
-) -> Plan:
+def push(group: Group, kernel: Kernel, shape: PushShape, blocks: int, alone: int, parameters: Any) -> Plan:
     """Return the plan of a push algorithm on up to `blocks` multiprocessors, or up to `alone` while no other group is
     open on the devices. It loads the kernel on all devices, and the lowest occupancy decides the grid."""
     spec = kernel.specialisation
     resident = min(load(rank.device, spec).occupancy(rank.device, shape.threads) for rank in group)
-    # Must be what the kernels pass to `Push` (cu/sync/push.cuh) as `ByBlock`: whether each block adds to the epoch,
-    # not each warp.
-    by_block = kernel.op != "allreduce" and shape.threads > 256
+    by_block = kernel.wide_blocks_share and shape.threads > 256
 
     def grid(multiprocessors: int) -> Grid:
         count = shape.blocks(multiprocessors * resident)
@@ -122,11 +117,8 @@ def take(
         planned = group.part(PlanCache).get(key, lambda: _planned(group, plan(), pdl))
     else:
         made = plan()
-        kernel = made.kernel
-        copied = isinstance(kernel, CollectiveKernel) and kernel.local and not kernel.nodes
-        name = kernel.name.replace("one_stage", "naive") if copied else kernel.name
-        found = trace.reserve(name, made.blocks, *made.traced, kernel.ranks)
-        kernel = dataclasses.replace(kernel, traced=found[0].capacity)
+        found = trace.reserve(made.kernel.traced_name, made.blocks, *made.traced, made.kernel.ranks)
+        kernel = made.kernel.traced_by(found[0].capacity)
         planned = _planned(group, dataclasses.replace(made, kernel=kernel), pdl)
         further = [[*arguments, section.parameters] for arguments, section in zip(further, found, strict=True)]
     timeout = int(config.get("spin_timeout") * 1e9)

@@ -3,11 +3,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ....errors import ArgumentError, require_kind
-from ....plans import tuning
+from ....errors import ArgumentError, CompileError, require_kind
+from ....plans import push, traffic, tuning
+from ....plans import sums as plans
+from ....plans.limits import ceil_div
+from ....plans.nodes import Chunk, Share
+from ....plans.shared import PACK_BYTES, naive_slot, ragged
 from ....runtime.array import Array
 from ....runtime.interop import ArrayLike
 from ...call import operands, options
@@ -15,21 +21,178 @@ from ...call.epilogue import Epilogue
 from ...call.op import op
 from ...call.operands import Operand
 from ...call.options import PDLLevel
-from ...call.prepared import Prepared
+from ...call.planned import Ready
+from ...call.prepared import Direct, LaunchSequence, Prepared
 from ...call.results import of_ranks
 from ...call.streams import Streams, resolve_streams
 from ..nodes import sums as nodes
-from ..shared import multimem, plan
-from ..shared.epilogue import bind, read_by
+from ..nodes.stages import link
+from ..shared import multimem, naive, plan
+from ..shared.epilogue import BoundEpilogue, bind, read_by
 from ..shared.kernel import ALGORITHMS, BY_OWNER, INPUT_DTYPES, PULL, PUSH
 from ..shared.options import CallOptions
 from ..shared.prepare import prepare
 from ..shared.tuned import Tuned
-from .allreduce_call import AllreduceCall
+from .kernel import SumsKernel
+from .params import AllreduceMultimemParams, AllreduceNodesParams, AllreduceParams, AllreducePushParams
 
 if TYPE_CHECKING:
     from ....comm.group import Group
+    from ....dtypes import DType
     from ....trace.buffer import Trace
+
+
+@dataclass(frozen=True)
+class AllreduceCall:
+    """The properties of one all-reduce that are the same on every rank."""
+
+    options: CallOptions
+    dtype: DType
+    shape: tuple[int, ...]
+    algo: str
+    staged: bool
+    epilogue: BoundEpilogue | None
+    multimem: multimem.Placement | None
+
+    @property
+    def name(self) -> str:
+        """The name of the algorithm in messages and in `Prepared.algo`."""
+        return self.algo if self.multimem is None else multimem.NAMES[self.algo]
+
+    @property
+    def text(self) -> str:
+        """A description of everything that must be equal on all ranks."""
+        options = [f"allreduce {self.name} of {self.shape} {self.dtype}"]
+        if self.epilogue is not None:
+            options.append(self.epilogue.described)
+        if self.staged:
+            options.append("staged")
+        if self.multimem is not None and self.multimem.to_outputs:
+            options.append("to multicast outputs")
+        return ", ".join(options)
+
+    def traffic(self) -> traffic.Traffic:
+        group, name = self.options.group, self.name
+        nbytes = math.prod(self.shape) * self.dtype.itemsize
+        to_outputs = self.multimem is not None and self.multimem.to_outputs
+        inside = group.layout.inside
+        stored = traffic.writing_results(name, inside, nbytes, to_outputs)
+        total = traffic.reading_sources(name, inside, nbytes, self.staged) + stored
+        if group.link is None:
+            return total
+        return traffic.of_nodes(group.nodes, total, math.prod(self.shape), group.link.places)
+
+    def sequence(self, inputs: Sequence[int], outputs: Sequence[int]) -> tuple[LaunchSequence, list[Ready]]:
+        """Return the launch sequence for arrays of at least one element at these addresses, and the launches in it."""
+        count, group = math.prod(self.shape), self.options.group
+        if self.algo == "naive":
+            return self._naive(inputs, outputs, count * self.dtype.itemsize)
+        if group.link is not None:
+            return self._across_nodes(inputs, outputs, count)
+        table = plan.sources(group, inputs, self.multimem is not None)
+        ready = self._ready([table] * len(inputs), inputs, outputs, 0, count)
+        if self.multimem is not None:
+            self.multimem.point(ready)
+        return Direct([one.launch for one in ready]), ready
+
+    def _naive(self, inputs: Sequence[int], outputs: Sequence[int], nbytes: int) -> tuple[LaunchSequence, list[Ready]]:
+        group, size = self.options.group, self.dtype.itemsize
+        slot = min(naive_slot(group.workspace.payload_bytes, group.size, PACK_BYTES), nbytes)
+
+        chunks = [[(begin, min(slot, nbytes - begin))] * len(inputs) for begin in range(0, nbytes, slot)]
+
+        def launches(number: int, table: list[list[int]]) -> list[Ready]:
+            begin, part = chunks[number][0]
+            own, to = ([address + begin for address in addresses] for addresses in (inputs, outputs))
+            return self._ready(table, own, to, begin // size, part // size)
+
+        return naive.sequence(group, inputs, slot, chunks, launches, whole=True)
+
+    def _across_nodes(
+        self, inputs: Sequence[int], outputs: Sequence[int], count: int
+    ) -> tuple[LaunchSequence, list[Ready]]:
+        group, size, width = self.options.group, self.dtype.itemsize, PACK_BYTES // self.dtype.itemsize
+
+        def part(chunk: Chunk) -> tuple[list[int], list[int], int, int]:
+            first = chunk.first * width
+            own, to = ([address + first * size for address in addresses] for addresses in (inputs, outputs))
+            return own, to, first, min(chunk.items * width, count - first)
+
+        def before(chunk: Chunk) -> list[Ready]:
+            own, _, _, elements = part(chunk)
+            return nodes.sums_of_rows(self.options, self.dtype, elements, chunk.items, chunk, own)
+
+        def after(chunk: Chunk) -> list[Ready]:
+            return self._ready([[]] * len(inputs), *part(chunk))
+
+        share = Share(1, width, PACK_BYTES, group.layout.inside, link(group).places, self.staged)
+        return nodes.sequence(group, ceil_div(count, width), share, before, after)
+
+    def _ready(
+        self, table: Sequence[Sequence[int]], own: Sequence[int], outputs: Sequence[int], first: int, count: int
+    ) -> list[Ready]:
+        """Return launches for `count` elements from element `first` on; rank i sums from the addresses `table[i]`."""
+        columns = self.shape[-1] if self.shape else 1
+        text, more = ("", ()) if self.epilogue is None else (self.epilogue.text, self.epilogue.structures)
+        form = None if self.multimem is None else self.multimem.to_outputs
+        common = self.options
+        options = (self.staged, common.blocks, common.alone, text, form)
+        key = ("allreduce", self.algo, self.dtype.name, count, columns, *options)
+        try:
+            found = plan.take(
+                common.group,
+                key,
+                lambda: self._plan(count, columns, text),
+                table,
+                own,
+                common.pdl,
+                common.trace,
+                more,
+            )
+        except CompileError as error:
+            if self.epilogue is None:
+                raise
+            raise self.epilogue.explained(error) from None
+        for one, output in zip(found, outputs, strict=True):
+            one.point("output", output)
+            one.parameters.first = first
+        return found
+
+    def _plan(self, count: int, columns: int, text: str) -> plan.Plan:
+        group, algo = self.options.group, "one_stage" if self.algo == "naive" else self.algo
+        itemsize = self.dtype.itemsize
+        spec = SumsKernel(
+            op="allreduce",
+            algo=algo,
+            dtype=self.dtype,
+            ranks=group.layout.inside,
+            out_dtype=self.dtype,
+            ragged=ragged(count, itemsize),
+            staged=self.staged and group.link is None,
+            nodes=group.link is not None,
+            local=self.algo == "naive",
+            compares=plan.compares(group) and self.algo != "naive" and group.link is None,
+            epilogue=text,
+            multimem=self.multimem is not None,
+            to_outputs=self.multimem is not None and self.multimem.to_outputs,
+        )
+        if spec.pushes:
+            pushed = push.sums_shape(spec.work, count, group.workspace.payload_bytes)
+            spec = replace(spec, threads=pushed.threads, exact=pushed.exact, depth=pushed.depth, relays=pushed.relays)
+            parameters = AllreducePushParams(count=count, columns=columns, chunk_packs=pushed.chunk)
+            return plan.push(group, spec, pushed, self.options.blocks, self.options.alone, parameters)
+        shape = plans.launch(count, itemsize, spec.ranks, algo, self.options.blocks, spec.multimem)
+        spec, packs = replace(spec, packs=shape.packs), ceil_div(count * itemsize, PACK_BYTES)
+        if spec.nodes:
+            largest = ceil_div(packs, spec.ranks)
+            return plan.pull(
+                spec, shape, packs, largest, AllreduceNodesParams(count=count, columns=columns, chunk_packs=largest)
+            )
+        chunk = plans.chunk(spec.work, count, group.workspace.payload_bytes)
+        if self.multimem is not None and spec.uses_staging:
+            self.multimem.make_staging()
+        kind = AllreduceMultimemParams if spec.multimem else AllreduceParams
+        return plan.pull(spec, shape, packs, chunk, kind(count=count, columns=columns, chunk_packs=chunk))
 
 
 @op

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import ArgumentError, counted, kind_of
 from ....plans import push, traffic, tuning
-from ....plans import shared as plans
+from ....plans import sums as plans
 from ....plans.limits import ceil_div
+from ....plans.nodes import Chunk, Share
+from ....plans.shared import PACK_BYTES, ragged
 from ....runtime.array import Array
 from ....runtime.interop import ArrayLike
 from ...call import operands, options
@@ -23,15 +25,16 @@ from ...call.planned import Ready
 from ...call.prepared import Direct, LaunchSequence, Prepared
 from ...call.results import of_ranks
 from ...call.streams import Streams, resolve_streams
-from ..nodes import many as node_many
 from ..nodes import sums as nodes
+from ..nodes.stages import link
 from ..shared import plan
 from ..shared.kernel import INPUT_DTYPES, PUSH
 from ..shared.options import CallOptions
 from ..shared.prepare import prepare
 from ..shared.tuned import Tuned
-from .allreduce_call import AllreduceCall
-from .many_kernel import MOST_TENSORS, AllreduceManyParams, ManyCall, ManyKernel
+from .allreduce import AllreduceCall
+from .kernel import SumsKernel
+from .params import MOST_TENSORS, AllreduceManyParams, AllreduceNodesManyParams, ManyCall, NodeSumsManyParams
 
 if TYPE_CHECKING:
     from ....comm.group import Group
@@ -40,7 +43,7 @@ if TYPE_CHECKING:
     from ....runtime.stream import Stream
     from ....trace.buffer import Trace
 
-ALGORITHMS: tuple[str, ...] = ("auto", *PUSH, "naive")
+ALGORITHMS = ("auto", *PUSH, "naive")
 
 
 @op
@@ -219,35 +222,90 @@ class _Call:
             calls = [self._naive(count, inputs[t], outputs[t]) for t, count in zip(some, counts, strict=True)]
             return InTurn([sequence for sequence, _ in calls]), [one for _, ready in calls for one in ready]
         group, common = self.options.group, self.options
+        own, to = [inputs[t] for t in some], [outputs[t] for t in some]
         if group.link is not None:
-            own, to = [inputs[t] for t in some], [outputs[t] for t in some]
-            return node_many.sequence(common, self.dtype, counts, own, to)
+            return self._across_nodes(counts, own, to)
         key = ("allreduce_many", self.algo, self.dtype.name, tuple(counts), common.blocks, common.alone)
         none: list[list[int]] = [[] for _ in group]
         ready = plan.take(group, key, lambda: self._plan(counts), none, [0] * len(none), common.pdl, common.trace)
-        for position, one in enumerate(ready):
-            one.point("many.inputs", *(inputs[t][position] for t in some))
-            one.point("many.outputs", *(outputs[t][position] for t in some))
+        _point(ready, "many.inputs", own)
+        _point(ready, "many.outputs", to)
         return Direct([one.launch for one in ready]), ready
 
     def _naive(self, count: int, inputs: list[int], outputs: list[int]) -> tuple[LaunchSequence, list[Ready]]:
         return AllreduceCall(self.options, self.dtype, (count,), "naive", False, None, None).sequence(inputs, outputs)
 
+    def _across_nodes(
+        self, counts: Sequence[int], inputs: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
+    ) -> tuple[LaunchSequence, list[Ready]]:
+        """Return the launches of an all-reduce over nodes, on the packs of all tensors together.
+
+        A rank's kernel has only the addresses of its own tensors. So inputs are always staged: each rank copies its
+        packs to its payload, where its peers read them. Results go through payloads, as those of every all-reduce over
+        nodes."""
+        common, group, width = self.options, self.options.group, PACK_BYTES // self.dtype.itemsize
+        partial = any(ragged(count, self.dtype.itemsize) for count in counts)
+        none = [0] * len(group)
+
+        def key(chunk: Chunk) -> tuple[object, ...]:
+            return "allreduce_many", self.dtype.name, tuple(counts), chunk, common.blocks
+
+        def before(chunk: Chunk) -> list[Ready]:
+            parameters = NodeSumsManyParams(many=ManyCall.of(counts, width, chunk.first))
+            found = nodes.sums(common, self.dtype, partial, chunk, none, parameters, key(chunk), MOST_TENSORS)
+            _point(found, "many.inputs", inputs)
+            return found
+
+        def after(chunk: Chunk) -> list[Ready]:
+            made = lambda: self._results(chunk, ManyCall.of(counts, width, chunk.first), partial)  # noqa: E731
+            found = plan.take(group, key(chunk), made, [[]] * len(group), none, common.pdl, common.trace)
+            _point(found, "many.outputs", outputs)
+            return found
+
+        share = Share(1, width, PACK_BYTES, group.layout.inside, link(group).places, staged=True)
+        return nodes.sequence(group, sum(ceil_div(count, width) for count in counts), share, before, after)
+
+    def _results(self, chunk: Chunk, many: ManyCall, partial: bool) -> plan.Plan:
+        """Return the plan of the kernel after the exchange, which adds the nodes' partial sums and writes the
+        results."""
+        inside, count = chunk.share.inside, chunk.items * chunk.share.width
+        shape = plans.launch(count, self.dtype.itemsize, inside, nodes.ALGORITHM, self.options.blocks)
+        spec = SumsKernel(
+            op="allreduce",
+            algo=nodes.ALGORITHM,
+            dtype=self.dtype,
+            ranks=inside,
+            out_dtype=self.dtype,
+            packs=shape.packs,
+            ragged=partial,
+            nodes=True,
+            many=MOST_TENSORS,
+        )
+        parameters = AllreduceNodesManyParams(count=count, columns=1, chunk_packs=chunk.largest, many=many)
+        return plan.pull(spec, shape, chunk.items, chunk.largest, parameters)
+
     def _plan(self, counts: Sequence[int]) -> plan.Plan:
         group, itemsize = self.options.group, self.dtype.itemsize
-        width = plans.PACK_BYTES // itemsize
-        spec = ManyKernel(
+        width = PACK_BYTES // itemsize
+        spec = SumsKernel(
             op="allreduce",
             algo=self.algo,
             dtype=self.dtype,
             ranks=group.size,
             out_dtype=self.dtype,
-            ragged=any(plans.ragged(count, itemsize) for count in counts),
+            ragged=any(ragged(count, itemsize) for count in counts),
+            many=MOST_TENSORS,
             compares=plan.compares(group),
         )
         total = sum(ceil_div(count, width) for count in counts) * width
-        shape = push.allreduce_shape(spec.work, total, group.workspace.payload_bytes)
+        shape = push.sums_shape(spec.work, total, group.workspace.payload_bytes)
         spec = replace(spec, threads=shape.threads, exact=shape.exact, depth=shape.depth, relays=shape.relays)
         many = ManyCall.of(counts, width)
         parameters = AllreduceManyParams(count=total, columns=1, chunk_packs=shape.chunk, many=many)
         return plan.push(group, spec, shape, self.options.blocks, self.options.alone, parameters)
+
+
+def _point(ready: Sequence[Ready], field: str, of_tensors: Sequence[Sequence[int]]) -> None:
+    """Write addresses, by tensor and local rank, to the parameters."""
+    for position, one in enumerate(ready):
+        one.point(field, *(of_ranks[position] for of_ranks in of_tensors))

@@ -53,7 +53,7 @@ def test_plain_calls_of_one_layout_are_planned_once(machine, rng, monkeypatch):
     with open_nodes(machine) as group:
         for number in range(4):
             if number == 2:
-                monkeypatch.setattr("drvfuse.ops.collectives.nodes.many.sequence", None)
+                monkeypatch.setattr("drvfuse.ops.collectives.nodes.sums.sequence", None)
             hosts = hosts_of(rng, 4, [(16, 8), (5,)])
             assert_sums(df.allreduce_many(group, placed(group, hosts)), hosts, 2)
 

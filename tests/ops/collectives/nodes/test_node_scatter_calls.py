@@ -208,7 +208,7 @@ def test_plain_calls_of_one_layout_are_planned_once(open_nodes, rng, monkeypatch
     group = open_nodes()
     for number in range(4):
         if number == 2:
-            monkeypatch.setattr("drvfuse.ops.collectives.nodes.parts.PartialSums", None)
+            monkeypatch.setattr("drvfuse.ops.collectives.sums.over_nodes.PartialSums", None)
         check(group, rng, (8, 16))
 
 

@@ -26,7 +26,8 @@ import drvfuse as df
 from drvfuse import dtypes, reference
 from drvfuse.errors import ArgumentError
 from drvfuse.ops.call import faults
-from drvfuse.plans.push import allreduce_shape, fused_shape
+from drvfuse.plans.push import rows_shape, sums_shape
+from drvfuse.plans.rows import RowsWork
 from drvfuse.plans.shared import Work
 
 BF16 = dtypes.get("bfloat16").numpy
@@ -243,8 +244,8 @@ def test_blocks_that_send_rows_ahead_are_exact(open_group, rng, rows):
     """With many rows, a cluster sends one row ahead of the row that it sums."""
     group = open_group(2, workspace_bytes=1 << 17)
     hosts = random_inputs(rng, 2, (rows, 64), "bfloat16")
-    work = Work("allreduce_rmsnorm_fp8", "push_two_shot", 2, 2, 1)
-    assert fused_shape(work, rows, 64, 1 << 17, clusters=True).depth == 1
+    work = RowsWork("push_two_shot", 2, 2, 1)
+    assert rows_shape(work, rows, 64, 1 << 17, clusters=True).depth == 1
     for residual in (None, hosts[0]):
         call, expected = fused(group, hosts, "push_two_shot", residual=residual)
         assert_norm(call.launch(), expected)
@@ -256,7 +257,7 @@ def test_blocks_that_send_packs_ahead_are_exact(open_group, rng):
     the call takes several rounds."""
     group = open_group(2, workspace_bytes=6 << 20, max_blocks=16)
     hosts = random_inputs(rng, 2, (1 << 22) + 8 * 300 + 3, "bfloat16")
-    shape = allreduce_shape(Work("allreduce", "push_two_shot", 2, 2, 2), hosts[0].size, 6 << 20)
+    shape = sums_shape(Work("push_two_shot", 2, 2, 2), hosts[0].size, 6 << 20)
     assert shape.depth == 2 and shape.rounds > 1 and not shape.exact
     assert_bits(df.allreduce(group, place(group, hosts), algo="push_two_shot"), reference.allreduce(hosts))
 

@@ -15,23 +15,26 @@ overwrites a row comes after those that read it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .... import dtypes
 from ....comm.workspace import PAYLOAD_OFFSET
 from ....plans import push
-from ....plans import shared as plans
-from ....plans import sums as scatter
+from ....plans import sums as plans
 from ....plans.moves_over_nodes import NodeRanks
 from ....plans.nodes_parts import ScatterChunk
+from ....plans.shared import PACK_BYTES
 from ...call.planned import Ready
+from ...call.prepared import LaunchSequence
+from ..moves.over_nodes import barrier
+from ..nodes.stages import AcrossNodes, Bytes, ExchangeAddresses, Kernels, Span, Stage, level_inside, sources_inside
 from ..shared import plan
 from ..shared.kernel import PUSH
 from ..shared.options import CallOptions
-from ..sums.scatter_kernel import ScatterKernel, ScatterParams, ScatterPushParams
-from .stages import Bytes, ExchangeAddresses, Kernels, Span, Stage, barrier, level_inside, sources_inside
+from .kernel import SumsKernel
+from .params import ScatterParams, ScatterPushParams
 
 if TYPE_CHECKING:
     from ....comm.group import Group
@@ -45,7 +48,7 @@ def payload(group: Group, rank: int) -> int:
 
 def area(group: Group, staged: bool) -> int:
     """Return the offset in a payload at which partial sums begin. If inputs are staged, they have the first half."""
-    return group.workspace.payload_bytes // 2 // plans.PACK_BYTES * plans.PACK_BYTES if staged else 0
+    return group.workspace.payload_bytes // 2 // PACK_BYTES * PACK_BYTES if staged else 0
 
 
 def point(ready: Sequence[Ready], group: Group, chunk: ScatterChunk, skewed: bool = False) -> None:
@@ -60,12 +63,28 @@ def point(ready: Sequence[Ready], group: Group, chunk: ScatterChunk, skewed: boo
 @dataclass(frozen=True)
 class PartialSums:
     """How the ranks of a node compute partial sums of inputs of `dtype`: by a reduce-scatter on one node. `form` is the
-    all-reduce algorithm that sums in the same way (`scatter_kernels.FORMS`)."""
+    all-reduce algorithm that sums in the same way (`shared.split.FORMS`)."""
 
     options: CallOptions
     dtype: DType
     form: str
     staged: bool
+
+    def sequence(
+        self,
+        chunks: Sequence[tuple[int, ScatterChunk]],
+        inputs: Sequence[int],
+        finish: Callable[[int, ScatterChunk], list[Ready]],
+    ) -> tuple[LaunchSequence, list[Ready]]:
+        """Return the launch sequence of a call, and its launches. For each pair in `chunks`, `finish` returns the
+        launches that add the nodes' partial sums and write the results."""
+        stages, every = self.opening()
+        for first, chunk in chunks:
+            before, launches = self.stages(chunk, inputs)
+            ready = finish(first, chunk)
+            stages += [*before, Kernels(ready)]
+            every += [*launches, *ready]
+        return AcrossNodes(self.options.group, stages), every
 
     def opening(self) -> tuple[list[Stage], list[Ready]]:
         """Return the stages before the first chunk, and their launches. With a push algorithm and several ranks in a
@@ -116,8 +135,8 @@ class PartialSums:
     def _plan(self, chunk: ScatterChunk, ranks: NodeRanks, step: int) -> plan.Plan:
         common, group, largest = self.options, self.options.group, chunk.largest
         count = largest * chunk.width
-        spec = ScatterKernel(
-            op="allreduce",
+        spec = SumsKernel(
+            op="reduce_scatter",
             algo=self.form,
             dtype=self.dtype,
             ranks=ranks.inside,
@@ -134,15 +153,15 @@ class PartialSums:
             parameters.output = payload(group, rank) + place + chunk.skew(own)
 
         if spec.pushes:
-            pushed = push.allreduce_shape(spec.work, count, group.workspace.payload_bytes)
-            pushed = replace(pushed, depth=scatter.depth(largest))
+            pushed = push.sums_shape(spec.work, count, group.workspace.payload_bytes)
+            pushed = replace(pushed, depth=plans.depth(largest))
             spec = replace(spec, threads=pushed.threads, depth=pushed.depth)
             parameters = ScatterPushParams(columns=1, most_packs=largest, chunk_packs=pushed.chunk)
             made = plan.push(group, spec, pushed, common.blocks, common.alone, parameters)
             return replace(made, tailor=tailor)
-        shape = plans.allreduce_launch(count, self.dtype.itemsize, spec.ranks, spec.algo, common.blocks)
+        shape = plans.launch(count, self.dtype.itemsize, spec.ranks, spec.algo, common.blocks)
         spec = replace(spec, packs=shape.packs)
         staging = area(group, self.staged) or group.workspace.payload_bytes
-        chunk_packs = plans.allreduce_chunk(spec.work, count, staging // ranks.inside)
+        chunk_packs = plans.chunk(spec.work, count, staging // ranks.inside)
         pulled = ScatterParams(columns=1, most_packs=largest, chunk_packs=chunk_packs)
-        return replace(plan.pull(spec, shape, count, chunk_packs, pulled), tailor=tailor)
+        return replace(plan.pull(spec, shape, largest, chunk_packs, pulled), tailor=tailor)
