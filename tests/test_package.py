@@ -29,7 +29,8 @@ EXCEPTIONS = {("runtime.driver", "emu")}  # the one import that is allowed and n
 
 def _allowed() -> dict[str, set[str]]:
     """For each folder, the folders that it may import, from the table of docs/architecture.md."""
-    rows = re.findall(r"^\| `([\w.]+)` \|[^|]*\|([^|]*)\|$", (ROOT.parent / "docs/architecture.md").read_text(), re.M)
+    page = (ROOT.parent / "docs/architecture.md").read_text().partition("## Families")[0]
+    rows = re.findall(r"^\| `([\w.]+)` \|[^|]*\|([^|]*)\|$", page, re.M)
     return {folder: set(re.findall(r"`([\w.]+)`", others)) for folder, others in rows}
 
 
@@ -86,6 +87,31 @@ def test_every_folder_has_a_docstring_that_states_its_purpose() -> None:
             f"docs/architecture.md does not name {name}"
         )
         assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), f"{name} has no docstring"
+
+
+def _families() -> list[tuple[str, str]]:
+    """The pairs of a family and a layer in the table of families of docs/architecture.md."""
+    page = (ROOT.parent / "docs/architecture.md").read_text().partition("## Families")[2]
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|$", page, re.M)
+    return [(family, layer) for family, layers in rows for layer in re.findall(r"`([\w.]+)`", layers)]
+
+
+@pytest.mark.parametrize(("family", "layer"), _families())
+def test_a_family_has_its_name_in_every_layer(family: str, layer: str) -> None:
+    base = ROOT.parent if layer.startswith("tests") else ROOT
+    folder = base.joinpath(*layer.split("."))
+    names = {path.stem for path in folder.iterdir() if path.is_dir() or path.suffix == ".py"}
+    assert any(f"{name}_".startswith(f"{family}_") for name in names), f"{folder} has {sorted(names)}"
+
+
+def test_every_folder_of_ops_and_of_their_kernels_is_a_family() -> None:
+    families = {family for family, _ in _families()}
+    assert len(families) == 8
+    for layer in ("ops", "cu"):
+        inside = [path.name for path in (ROOT / layer / "collectives").iterdir() if path.is_dir()]
+        ops = {path.name for path in (ROOT / layer).iterdir() if path.is_dir()}
+        ops -= {"collectives", "call", "common", "ptx", "sync", "trace"}
+        assert {*inside, *ops} - {"__pycache__"} == families
 
 
 @pytest.mark.parametrize("name", sorted(GROUND))

@@ -16,22 +16,19 @@ from typing import Any
 
 from ..comm.group import Group
 from ..errors import Unsupported
-from . import moves_calls as move_calls
 from . import peers, timing
 from .collective_calls import LEVELS
 from .floors import Links
 from .forms import FORMS
-from .moves_calls import input_bytes
-from .nccl_sizes import PEERS
+from .nccl import PEERS
 from .ops import calls_of
 from .settings import Settings
-from .sums_worker import columns_of
+from .sizes import MOVES, columns_of, input_bytes, sets_of, unit_of
 
 ALGORITHMS = ("push", "relay", "put", "pull", "push_one_shot", "push_two_shot", "auto")
 KIB = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 131072)
 HEAD = ["KiB", "PDL", *ALGORITHMS, "auto is", "wire", "x wire", *PEERS, "x peer"]
 TEXT_COLUMNS = 0
-_ROTATED_BYTES = 256 << 20  # a rank's sets of inputs have this many bytes in all, more than any cache holds
 
 
 def wire_bytes(op: str, ranks: int, nbytes: int) -> int:
@@ -41,18 +38,13 @@ def wire_bytes(op: str, ranks: int, nbytes: int) -> int:
     return nbytes if op == "broadcast" else (ranks - 1) * nbytes // ranks
 
 
-def sets_of(nbytes: int, most: int) -> int:
-    """The number of sets of inputs that a run uses if an input has `nbytes`; at most `most`."""
-    return max(2, min(most, _ROTATED_BYTES // nbytes))
-
-
 def measure(
     group: Group, op: str, kib: Sequence[int], algos: Sequence[str], settings: Settings, with_peers: bool
 ) -> Iterator[dict[str, Any]]:
     """Yield a result for each size. The peers are measured first. Raises Unsupported without peer access."""
     if not group.peers_readable:
         raise Unsupported("this benchmark needs peer access between all GPUs of the group, to time copies between them")
-    unit = move_calls.unit_of(group.size)
+    unit = unit_of(group.size)
     sizes = [-(-1024 * size // unit) * unit for size in kib]
     shapes = [(1, size) for size in sizes]
     names = PEERS if with_peers else ()
@@ -82,7 +74,7 @@ def measure(
 
 def _shape(op: str, ranks: int, nbytes: int) -> tuple[int, int]:
     """Rows and columns of a bfloat16 array of `nbytes`."""
-    columns = nbytes // 2 if op in move_calls.OPS else columns_of(nbytes, ranks)
+    columns = nbytes // 2 if op in MOVES else columns_of(nbytes, ranks)
     return nbytes // 2 // columns, columns
 
 
@@ -113,7 +105,7 @@ def peer_us(result: dict[str, Any]) -> float | None:
 def notes(results: Sequence[dict[str, Any]]) -> list[str]:
     """The notes below the table: how the times were measured, the ratio over all sizes, and failures."""
     run = results[0]["run"]
-    of = "output" if run["op"] in move_calls.OPS else "input"
+    of = "output" if run["op"] in MOVES else "input"
     found = [
         f"microseconds per call, median ± (largest - smallest) of {run['replays']} replays; at least "
         f"{run['settings']['calls']} calls per graph; max_blocks {run['max_blocks']}; sizes are those of an {of}",

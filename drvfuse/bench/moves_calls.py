@@ -18,20 +18,9 @@ from ..ops.collectives.moves.broadcast import broadcast
 from ..runtime.array import Array, view
 from ..runtime.vmm import SymmetricBuffer
 from .collective_calls import CollectiveCalls, Host, Result
+from .sizes import input_bytes, unit_of
 
 OPS: dict[str, Any] = {"all_gather": all_gather, "broadcast": broadcast, "all_to_all": all_to_all}
-
-
-def unit_of(ranks: int) -> int:
-    """A number of bytes. The size of a call is rounded up to a multiple of it, so that the part of an input for each
-    rank consists of whole packs.
-    """
-    return 16 * ranks**2
-
-
-def input_bytes(op: str, ranks: int, nbytes: int) -> int:
-    """The bytes of a rank's input. For all_gather it is the rank's part of an output of `nbytes`, else `nbytes`."""
-    return nbytes // ranks if op == "all_gather" else nbytes
 
 
 def moves(group: Group, op: str, nbytes: int, sets: int, private: bool = False) -> CollectiveCalls:

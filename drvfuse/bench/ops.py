@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from ..comm.group import Group
-from . import moves_calls as move_calls
-from . import rows_calls as norm_calls
+from . import moves_calls, rows_calls
 from .collective_calls import CollectiveCalls
 from .forms import FORMS, PLAIN, Form
 from .moves_calls import moves
@@ -33,8 +32,8 @@ def calls_of(
     group: Group, op: str, rows: int, columns: int, sets: int, form: Form = FORMS[PLAIN], multicast: bool = False
 ) -> CollectiveCalls:
     """Calls of an op. `form` applies to the fused norms only, and `multicast` to "allreduce", as in `sums`."""
-    if op in norm_calls.OPS:
+    if op in rows_calls.OPS:
         return norms(group, op, rows, columns, sets, form)
-    if op in move_calls.OPS:
+    if op in moves_calls.OPS:
         return moves(group, op, 2 * rows * columns, sets)
     return sums(group, op, rows, columns, sets, multicast)

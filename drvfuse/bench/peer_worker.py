@@ -22,10 +22,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from . import moves_worker as move_worker
-from . import sums_worker as sum_worker
-from .nccl_sizes import window
-from .torch_graph import torch_times
+from . import nccl
+from .nccl import window
+from .sizes import MOVES, SUMS
+from .torch_graph import compiled_norm, torch_times
 
 Reduce = Callable[[Any], Any]
 
@@ -60,10 +60,8 @@ def _measure(rank: int, plan: dict[str, Any], write: Callable[..., None]) -> Non
     store = dist.FileStore(str(Path(plan["folder"]) / "store"), ranks)
     device = torch.device("cuda", rank)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=ranks, timeout=wait, device_id=device)
-    if plan["op"] in move_worker.OPS:
-        move_worker.measure(rank, plan, write, first_line)
-    elif plan["op"] in sum_worker.OPS:
-        sum_worker.measure(rank, plan, write, first_line)
+    if plan["op"] in (*MOVES, *SUMS):
+        nccl.measure(rank, plan, write, first_line)
     else:
         _measure_sums(rank, plan, write)
     torch.cuda.synchronize()
@@ -132,28 +130,6 @@ def _gemv(act: Any) -> Callable[[Any, Any], Any]:
     import torch
 
     return lambda x, weight: torch.mm(act, weight.t(), out=x[:1])
-
-
-def compiled_norm(residual: Any, gamma: Any, epsilon: float) -> Callable[[Any], Any]:
-    """A compiled function that adds the residual, if there is one, and computes RMSNorm and FP8 with a scale per
-    row."""
-    import torch
-
-    torch._dynamo.reset()  # without this, torch stops compiling after a few shapes
-
-    def quantised(x: Any) -> Any:
-        y = x * torch.rsqrt(x.square().mean(1, keepdim=True) + epsilon) * gamma.float()
-        scale = y.abs().amax(1, keepdim=True) / 448.0
-        return (y / scale).to(torch.float8_e4m3fn), scale
-
-    def added(x: Any, residual: Any) -> Any:
-        total = (x.float() + residual.float()).bfloat16()
-        return *quantised(total.float()), total
-
-    if residual is None:
-        return torch.compile(lambda x: quantised(x.float()), dynamic=False)
-    compiled = torch.compile(added, dynamic=False)
-    return lambda x: compiled(x, residual)
 
 
 def _empties(elements: int, sets: int) -> list[Any]:

@@ -23,7 +23,7 @@ from typing import Any
 from ..runtime.multicast_support import VETOES
 from .peer_worker import NORM, PEERS
 from .settings import Settings
-from .sums_worker import EPSILON
+from .sizes import EPSILON
 
 _COMMAND = [sys.executable, "-m", "drvfuse.bench.peer_worker"]
 _GRACE = 5.0  # seconds after the failure of one process of a peer until its other processes are killed

@@ -21,7 +21,7 @@ from ..reference.quantised import arrange
 from ..runtime.array import Array
 from .collective_calls import CollectiveCalls, Host, Result, bank, inputs_of, repeated
 from .forms import Form
-from .sums_worker import EPSILON
+from .sizes import EPSILON
 
 OPS: dict[str, Any] = {
     "allreduce_rmsnorm_fp8": allreduce_rmsnorm_fp8,

@@ -16,17 +16,16 @@ from .. import dtypes
 from ..comm.group import Group
 from ..errors import Unsupported
 from ..plans import tuning
-from . import rows_calls as norm_calls
-from . import timing
+from . import rows_calls, timing
 from .collective_calls import LEVELS, CollectiveCalls
 from .floors import Links
 from .forms import FORMS, PLAIN, Form
-from .moves import sets_of
 from .moves_gather import gathers
 from .ops import calls_of
 from .settings import Settings
+from .sizes import sets_of
 
-OPS = (*norm_calls.OPS, "all_gather")
+OPS = (*rows_calls.OPS, "all_gather")
 SHAPES = ((1, 8192), (128, 8192), (2048, 8192), (8192, 8192))
 HEAD = ["op", "rows x cols", "form", "PDL", "algo", "us", "spread", "x row", "wire", "x wire", "- wire"]
 TEXT_COLUMNS = 5

@@ -16,7 +16,7 @@ from ..ops.collectives.sums.reduce_scatter import reduce_scatter
 from ..plans.sums import split_rows
 from ..runtime.array import Array
 from .collective_calls import CollectiveCalls, Host, Result, bank, inputs_of, repeated
-from .sums_worker import tensors_of
+from .sizes import tensors_of
 
 
 def sums(group: Group, op: str, rows: int, columns: int, sets: int, multicast: bool = False) -> CollectiveCalls:

@@ -43,3 +43,25 @@ def torch_times(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) * 1000 / len(arguments))
     return times
+
+
+def compiled_norm(residual: Any, gamma: Any, epsilon: float) -> Callable[[Any], Any]:
+    """A compiled function that adds the residual, if there is one, and computes RMSNorm and FP8 with a scale per
+    row."""
+    import torch
+
+    torch._dynamo.reset()  # without this, torch stops compiling after a few shapes
+
+    def quantised(x: Any) -> Any:
+        y = x * torch.rsqrt(x.square().mean(1, keepdim=True) + epsilon) * gamma.float()
+        scale = y.abs().amax(1, keepdim=True) / 448.0
+        return (y / scale).to(torch.float8_e4m3fn), scale
+
+    def added(x: Any, residual: Any) -> Any:
+        total = (x.float() + residual.float()).bfloat16()
+        return *quantised(total.float()), total
+
+    if residual is None:
+        return torch.compile(lambda x: quantised(x.float()), dynamic=False)
+    compiled = torch.compile(added, dynamic=False)
+    return lambda x: compiled(x, residual)

@@ -23,9 +23,9 @@ from ..ops.collectives.sums.allreduce import allreduce
 from ..plans.quantisation import Quantisation
 from ..runtime.array import Array, view
 from .calls import AMPLE, PDL, Calls, maybe_graph
-from .collectives import FUSED, TIGHT_SLOTS
 from .problems import EPSILON, Problem
 from .run import Finding, Run
+from .shared import FUSED, TIGHT_SLOTS
 from .substitutions import ANY_ORDER
 
 KINDS = (

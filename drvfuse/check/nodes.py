@@ -15,11 +15,11 @@ from ..emu import Machine
 from ..errors import NodeFailed
 from ..runtime.array import view
 from .calls import AMPLE, PDL, Calls, maybe_graph
-from .collectives import FUSED, repeated
-from .forms import ROWS
 from .moves import OPS, Memory, MovingCall, moves
 from .problems import Problem
+from .rows import ROWS
 from .run import Finding, Run
+from .shared import FUSED, repeated
 
 _REDUCING = (
     ("allreduce_many", ("auto",)),

@@ -7,9 +7,9 @@ from .. import config
 from ..errors import BarrierTimeout
 from ..ops.collectives.shared.kernel import PUSH
 from .calls import AMPLE, PDL, Calls
-from .collectives import TIGHT_SLOTS
 from .problems import Problem
 from .run import Finding, Run
+from .shared import TIGHT_SLOTS
 from .substitutions import ANY_ORDER
 
 ROWS, SHORTER = (9, 520), (9, 264)

@@ -9,11 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..bench import coat as fp8_rmsnorm
-from ..bench import coat_siblings as fp8_siblings
-from ..bench import collectives_report, emulator, gemv, host, moves, nodes, processes, trace_cost
-from ..bench import norm as rmsnorm_fp8
-from ..bench import rows_forms as fused_forms
+from ..bench import (
+    coat,
+    coat_siblings,
+    collectives_report,
+    emulator,
+    gemv,
+    host,
+    moves,
+    nodes,
+    norm,
+    processes,
+    rows_forms,
+    trace_cost,
+)
 from ..bench.timing import copy_bandwidth
 from ..errors import ArgumentError, Unsupported, shown
 from ..runtime.device import Device, device
@@ -27,8 +36,8 @@ from .terminal import progress
 
 def _fp8_shape(text: str) -> tuple[int, int]:
     rows, columns = matrix_shape(text)
-    if columns % fp8_rmsnorm.QB:
-        raise ArgumentError("--shape", shown(text), f"rows x columns, columns a multiple of {fp8_rmsnorm.QB}")
+    if columns % coat.QB:
+        raise ArgumentError("--shape", shown(text), f"rows x columns, columns a multiple of {coat.QB}")
     return rows, columns
 
 
@@ -44,22 +53,22 @@ def _floor(gpu: Device) -> tuple[str, float]:
 
 
 def _fp8(arguments: argparse.Namespace) -> Started:
-    shapes, gpu = shapes_of(arguments, _fp8_shape, fp8_rmsnorm.SHAPES), _gpu(arguments)
+    shapes, gpu = shapes_of(arguments, _fp8_shape, coat.SHAPES), _gpu(arguments)
     note, bandwidth = _floor(gpu)
-    return note, (fp8_rmsnorm.measure(gpu, *shape, bandwidth, arguments.torch) for shape in shapes)
+    return note, (coat.measure(gpu, *shape, bandwidth, arguments.torch) for shape in shapes)
 
 
 def _siblings(arguments: argparse.Namespace) -> Started:
-    shapes, gpu = shapes_of(arguments, _fp8_shape, fp8_siblings.SHAPES), _gpu(arguments)
+    shapes, gpu = shapes_of(arguments, _fp8_shape, coat_siblings.SHAPES), _gpu(arguments)
     note, bandwidth = _floor(gpu)
-    return note, (fp8_siblings.measure(gpu, *shape, bandwidth) for shape in shapes)
+    return note, (coat_siblings.measure(gpu, *shape, bandwidth) for shape in shapes)
 
 
 def _rmsnorm_fp8(arguments: argparse.Namespace) -> Started:
-    shapes = row_shapes(arguments, rmsnorm_fp8.SHAPES)
+    shapes = row_shapes(arguments, norm.SHAPES)
     gpu = _gpu(arguments)
     note, bandwidth = _floor(gpu)
-    return note, (rmsnorm_fp8.measure(gpu, *shape, bandwidth, arguments.torch) for shape in shapes)
+    return note, (norm.measure(gpu, *shape, bandwidth, arguments.torch) for shape in shapes)
 
 
 def _gemv(arguments: argparse.Namespace) -> Started:
@@ -87,14 +96,14 @@ _BENCHMARKS: dict[str, tuple[Any, Callable[[argparse.Namespace], Started]]] = {
     "allreduce-rmsnorm-fp8": (collectives_report, bench_groups.time_collectives),
     "broadcast": (moves, bench_groups.time_moves),
     "emulator": (emulator, _emulator),
-    "fp8-rmsnorm": (fp8_rmsnorm, _fp8),
-    "fp8-siblings": (fp8_siblings, _siblings),
-    "fused-forms": (fused_forms, bench_groups.time_forms),
+    "fp8-rmsnorm": (coat, _fp8),
+    "fp8-siblings": (coat_siblings, _siblings),
+    "fused-forms": (rows_forms, bench_groups.time_forms),
     "gemv": (gemv, _gemv),
     "host": (host, bench_groups.time_host),
     "nodes": (nodes, bench_groups.time_nodes),
     "processes": (processes, bench_groups.time_processes),
-    "rmsnorm-fp8": (rmsnorm_fp8, _rmsnorm_fp8),
+    "rmsnorm-fp8": (norm, _rmsnorm_fp8),
     "reduce-scatter": (moves, bench_groups.time_moves),
     "reduce-scatter-rmsnorm-fp8": (moves, bench_groups.time_moves),
     "trace-cost": (trace_cost, bench_groups.time_traces),

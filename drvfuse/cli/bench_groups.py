@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from ..bench import collectives, collectives_report, host, moves, nodes, processes, stored_peers, trace_cost
-from ..bench import rows_forms as fused_forms
+from ..bench import collectives, collectives_report, host, moves, nodes, processes, rows_forms, stored_peers, trace_cost
 from ..bench.forms import FORMS
 from ..bench.ops import ALGORITHMS
 from ..bench.settings import EMULATED, Settings
@@ -103,7 +102,7 @@ def time_moves(arguments: argparse.Namespace) -> Started:
 
 
 def time_forms(arguments: argparse.Namespace) -> Started:
-    ops, shapes = ops_of(arguments, fused_forms.OPS), row_shapes(arguments, fused_forms.SHAPES)
+    ops, shapes = ops_of(arguments, rows_forms.OPS), row_shapes(arguments, rows_forms.SHAPES)
     forms = [one_of("--form", name, tuple(FORMS)) for name in arguments.form or FORMS]
     for name in arguments.form or ():
         for rows, columns in shapes:
@@ -114,7 +113,7 @@ def time_forms(arguments: argparse.Namespace) -> Started:
                     f"rows x columns, columns a multiple of the group or head size of the form {name}",
                 )
     group = _group(arguments)
-    measured = partial(fused_forms.measure, group, ops, shapes, forms, _settings(arguments, calls=40))
+    measured = partial(rows_forms.measure, group, ops, shapes, forms, _settings(arguments, calls=40))
     return _head(arguments, "fused norms", group), _while_open(group, measured)
 
 

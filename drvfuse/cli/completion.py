@@ -34,10 +34,10 @@ def algorithms(prefix: str, parsed_args: argparse.Namespace, **more: object) -> 
 
 def ops(prefix: str, parsed_args: argparse.Namespace, **more: object) -> Iterable[str]:
     """The names for `--op` of a benchmark of several collectives."""
-    from ..bench import rows_forms as fused_forms
+    from ..bench import rows_forms
     from ..bench.ops import ALGORITHMS
 
-    known = fused_forms.OPS if parsed_args.benchmark == "fused-forms" else tuple(ALGORITHMS)
+    known = rows_forms.OPS if parsed_args.benchmark == "fused-forms" else tuple(ALGORITHMS)
     return [op.replace("_", "-") for op in known]
 
 

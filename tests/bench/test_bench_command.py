@@ -14,10 +14,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse.__main__ import main
-from drvfuse.bench import coat as fp8_rmsnorm
-from drvfuse.bench import coat_siblings as fp8_siblings
-from drvfuse.bench import gemv, trace_cost
-from drvfuse.bench import norm as rmsnorm_fp8
+from drvfuse.bench import coat, coat_siblings, gemv, norm, trace_cost
 from drvfuse.cli import bench
 from drvfuse.runtime.multicast_support import VETOES
 
@@ -38,7 +35,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capt
     monkeypatch.setattr(gemv, "CALLS", 1)
     monkeypatch.setattr(gemv, "_ROTATED_BYTES", 1 << 12)
     monkeypatch.setattr(gemv, "_READERS", gemv._READERS[:1])
-    for module in (fp8_rmsnorm, fp8_siblings, rmsnorm_fp8):
+    for module in (coat, coat_siblings, norm):
         monkeypatch.setattr(module, "_ROTATED_BYTES", 4)
     monkeypatch.setattr(bench, "copy_bandwidth", lambda gpu: 2.0)
 
@@ -104,9 +101,9 @@ def test_an_op_on_one_device_is_measured(
 
 
 def test_the_other_fp8_ops_are_measured(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    every = fp8_siblings._calls
-    monkeypatch.setattr(fp8_siblings, "OPS", fp8_siblings.OPS[:1])
-    monkeypatch.setattr(fp8_siblings, "_calls", lambda *shape: list(every(*shape))[:1])
+    every = coat_siblings._calls
+    monkeypatch.setattr(coat_siblings, "OPS", coat_siblings.OPS[:1])
+    monkeypatch.setattr(coat_siblings, "_calls", lambda *shape: list(every(*shape))[:1])
     results, printed = command("fp8-siblings", "--shape", "2x64")
     assert results[0]["division"]["us"] > 0 and len(printed.splitlines()) == 3
 

@@ -11,10 +11,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse import errors
-from drvfuse.bench import moves, ops
-from drvfuse.bench import moves_calls as move_calls
-from drvfuse.bench import moves_gather as gather_calls
-from drvfuse.bench import sums_worker as sum_worker
+from drvfuse.bench import moves, moves_gather, ops, sizes
 from drvfuse.bench.collective_calls import BANK, bank, repeated
 from drvfuse.bench.forms import FORMS
 from drvfuse.bench.settings import EMULATED
@@ -42,7 +39,7 @@ def test_rows_of_their_owners_with_groups_and_residual_have_the_results_of_the_r
 
 @pytest.mark.parametrize("form", ["row", "mxfp8-tiles", "nvfp4"])
 def test_rows_are_gathered_with_their_scales(group, form):
-    gather_calls.gathers(group, 5, 64, sets=1, made=FORMS[form].quantisation).check("auto")
+    moves_gather.gathers(group, 5, 64, sets=1, made=FORMS[form].quantisation).check("auto")
 
 
 @pytest.mark.parametrize("op", ops.ALGORITHMS)
@@ -108,11 +105,11 @@ def test_an_op_is_measured_beside_its_wire_time(monkeypatch, group, op):
 
 def test_an_input_has_a_row_for_each_rank_and_is_cut_into_tensors_of_whole_packs():
     for ranks in (1, 2, 3, 6, 7, 8):
-        unit = move_calls.unit_of(ranks)
+        unit = sizes.unit_of(ranks)
         for kib in moves.KIB:
             nbytes = -(-kib * 1024 // unit) * unit
-            columns = sum_worker.columns_of(nbytes, ranks)
+            columns = sizes.columns_of(nbytes, ranks)
             part, exact = divmod(nbytes // 2, ranks)
             assert exact == part % columns == columns % 8 == 0 and columns <= 4096
             assert columns == min(4096, part) or ranks not in (1, 2, 8)
-            assert nbytes % sum_worker.tensors_of(nbytes) == 0
+            assert nbytes % sizes.tensors_of(nbytes) == 0

@@ -13,7 +13,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse.__main__ import main
-from drvfuse.bench import coat as fp8_rmsnorm
+from drvfuse.bench import coat
 from drvfuse.bench.timing import copy_launch, microseconds_per_call
 from drvfuse.cli.bench_options import require
 from drvfuse.errors import ArgumentError
@@ -47,18 +47,18 @@ def test_the_copy_moves_every_byte(device: df.Device) -> None:
 
 
 def test_every_time_is_measured_and_the_floor_is_the_time_to_copy_as_many_bytes(device: df.Device) -> None:
-    result = fp8_rmsnorm.measure(device, 2, 64, bandwidth=2.0)
+    result = coat.measure(device, 2, 64, bandwidth=2.0)
     assert result["forward_floor_us"] == (3 * 128 + 2 * 8 + 4 * 2) / 2
     assert result["backward_floor_us"] == (5 * 128 + 2 * 8 + 4 * 2 + 4 * 64) / 2
     assert all(result[f"{way}_{figure}"] > 0 for way in ("forward", "backward") for figure in ("us", "chain_us"))
-    assert len(fp8_rmsnorm.lines(result)[0]) == len(fp8_rmsnorm.HEAD)
+    assert len(coat.lines(result)[0]) == len(coat.HEAD)
     assert json.loads(json.dumps(result)) == result
 
 
 def test_inputs_are_values_with_group_scales_of_a_quantiser() -> None:
-    x, s_x, w, g = fp8_rmsnorm.inputs(3, 96)
+    x, s_x, w, g = coat.inputs(3, 96)
     assert (x.shape, s_x.shape, w.shape, g.shape) == ((3, 96), (3, 6), (96,), (3, 96))
-    values = coat_rmsnorm.dequantise(x, s_x, fp8_rmsnorm.QB)
+    values = coat_rmsnorm.dequantise(x, s_x, coat.QB)
     peaks = np.abs(values).reshape(3, 6, 16).max(axis=2) / s_x.astype(np.float32)
     assert (peaks == 448).all()
     assert np.unique(values).size > 100
@@ -109,9 +109,7 @@ def test_row_counts_that_are_not_positive_are_refused() -> None:
 
 
 def test_a_plot_is_written_even_if_another_library_has_no_time(tmp_path: Path) -> None:
-    results = [
-        {"rows": 4, "columns": 32, **{f"{way}_{what}": 2.0 for way in fp8_rmsnorm.WAYS for what in ("us", "floor_us")}}
-    ]
-    results[0] |= {f"{way}_{peer}_us": None for way in fp8_rmsnorm.WAYS for peer in ("coat", "torch")}
-    fp8_rmsnorm.plot(results, tmp_path / "bench.png")
+    results = [{"rows": 4, "columns": 32, **{f"{way}_{what}": 2.0 for way in coat.WAYS for what in ("us", "floor_us")}}]
+    results[0] |= {f"{way}_{peer}_us": None for way in coat.WAYS for peer in ("coat", "torch")}
+    coat.plot(results, tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")

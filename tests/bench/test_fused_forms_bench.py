@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from drvfuse.__main__ import main
-from drvfuse.bench import rows_forms as fused_forms
+from drvfuse.bench import rows_forms
 from drvfuse.bench.forms import FORMS
 from drvfuse.bench.rows_forms import received_bytes
 
@@ -81,6 +81,6 @@ def test_received_bytes_of_two_shots_are_inputs_of_owned_rows_and_results_of_oth
 def test_options_are_checked_before_any_work(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused_forms, "measure", None)
+    monkeypatch.setattr(rows_forms, "measure", None)
     assert main(["bench", "fused-forms", "--driver", "emu", *options]) == 2
     assert message in capsys.readouterr().err

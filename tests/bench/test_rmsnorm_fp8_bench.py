@@ -10,7 +10,7 @@ import pytest
 
 import drvfuse as df
 from drvfuse.__main__ import main
-from drvfuse.bench import norm as rmsnorm_fp8
+from drvfuse.bench import norm
 
 pytestmark = pytest.mark.emulated
 
@@ -19,32 +19,32 @@ ELEMENT = {"row": 3, "row, residual": 7, "group": 3 + 4 / 128, "MXFP8": 3 + 1 / 
 
 def test_every_time_is_measured_and_floors_are_the_times_to_copy_as_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
-    monkeypatch.setattr(rmsnorm_fp8, "_ROTATED_BYTES", 4)
-    monkeypatch.setattr(rmsnorm_fp8, "FORMS", {name: rmsnorm_fp8.FORMS[name] for name in ("row", "NVFP4")})
+    monkeypatch.setattr(norm, "_ROTATED_BYTES", 4)
+    monkeypatch.setattr(norm, "FORMS", {name: norm.FORMS[name] for name in ("row", "NVFP4")})
     rows, columns = 128, 256
     with df.emu.Machine(devices=1, sm_count=8) as machine:
-        result = rmsnorm_fp8.measure(df.device(0, driver=machine), rows, columns, bandwidth=2.0)
+        result = norm.measure(df.device(0, driver=machine), rows, columns, bandwidth=2.0)
         assert not machine.reports
-    for name in rmsnorm_fp8.FORMS:
+    for name in norm.FORMS:
         rest = 2 * result[name]["floor_us"] - ELEMENT[name] * rows * columns
         # `rest` is the bytes of gamma and of the scales of rows.
         assert 0 <= rest <= 4 * rows + 2 * columns and result[name]["us"] > 0
-    assert [len(line) for line in rmsnorm_fp8.lines(result)] == [len(rmsnorm_fp8.HEAD)] * 2
+    assert [len(line) for line in norm.lines(result)] == [len(norm.HEAD)] * 2
     assert json.loads(json.dumps(result)) == result
 
 
 def test_groups_that_do_not_divide_the_columns_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drvfuse.bench.timing.REPLAYS", 1)
-    monkeypatch.setattr(rmsnorm_fp8, "_ROTATED_BYTES", 4)
-    monkeypatch.setattr(rmsnorm_fp8, "FORMS", {name: rmsnorm_fp8.FORMS[name] for name in ("row", "group")})
+    monkeypatch.setattr(norm, "_ROTATED_BYTES", 4)
+    monkeypatch.setattr(norm, "FORMS", {name: norm.FORMS[name] for name in ("row", "group")})
     with df.emu.Machine(devices=1, sm_count=8) as machine:
-        result = rmsnorm_fp8.measure(df.device(0, driver=machine), 2, 64, bandwidth=2.0)
-    assert "row" in result and "group" not in result and len(rmsnorm_fp8.lines(result)) == 1
+        result = norm.measure(df.device(0, driver=machine), 2, 64, bandwidth=2.0)
+    assert "row" in result and "group" not in result and len(norm.lines(result)) == 1
 
 
 def test_a_plot_is_written_as_a_picture(tmp_path: Path) -> None:
-    figures = {name: {"us": 3.0, "spread": 0.1, "floor_us": 2.0, "compiled_us": 4.0} for name in rmsnorm_fp8.FORMS}
-    rmsnorm_fp8.plot([{"rows": 4, "columns": 32, **figures}], tmp_path / "bench.png")
+    figures = {name: {"us": 3.0, "spread": 0.1, "floor_us": 2.0, "compiled_us": 4.0} for name in norm.FORMS}
+    norm.plot([{"rows": 4, "columns": 32, **figures}], tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from drvfuse.__main__ import main
-from drvfuse.check import cases, collectives
+from drvfuse.check import cases, shared
 from drvfuse.check.differing import FEW, compared
 from drvfuse.check.explorer import _interrupts_held
 from drvfuse.check.mutant import Mutant, hunt
@@ -111,7 +111,7 @@ def test_several_jobs_find_what_one_job_finds():
 def broken(run: Run) -> None:
     """The one-stage all-reduce without its last barrier."""
     with MUTANTS["start-barrier-only"].planted():
-        collectives.repeated(run, "allreduce", "one_stage", private=False, tight=False, graph=False, side=False)
+        shared.repeated(run, "allreduce", "one_stage", private=False, tight=False, graph=False, side=False)
 
 
 def test_a_failure_comes_with_the_command_that_repeats_it(capsys, monkeypatch):
@@ -207,7 +207,7 @@ def test_a_held_interrupt_takes_effect_at_the_end_of_its_block(interruptible):
 
 
 def test_an_interrupt_ends_the_check_at_once(interruptible):
-    options = ["--only", "fused-*", "--jobs", "2"]
+    options = ["--only", "rows-*", "--jobs", "2"]
     # The kernels that the workers need are compiled here, since a signal does not interrupt the compiler.
     assert main(["check", "--seeds", "1", *options]) == 0
     command = [sys.executable, "-m", "drvfuse", "check", "--seeds", "2000", *options]
@@ -228,7 +228,7 @@ def test_an_interrupt_ends_the_check_at_once(interruptible):
 
 
 def test_a_killed_worker_ends_the_check_with_a_message_and_status_2():
-    command = [sys.executable, "-m", "drvfuse", "check", "--seeds", "2000", "--only", "fused-*", "--jobs", "2"]
+    command = [sys.executable, "-m", "drvfuse", "check", "--seeds", "2000", "--only", "rows-*", "--jobs", "2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             os.kill(int(_wait_for_workers(process.pid)[-1]), signal.SIGKILL)

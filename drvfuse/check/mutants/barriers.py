@@ -7,9 +7,9 @@ from functools import partial
 
 from ...ops.call.options import PDLLevel
 from .. import protocols
-from ..collectives import FUSED, near_32_bits, repeated, two_streams
 from ..mutant import WRONG, Mutant
 from ..run import HANGS
+from ..shared import FUSED, near_32_bits, repeated, two_streams
 from ..substitutions import CLEARED_FLAGS, NO_ORDER, NOT_LAUNCHED, OTHER_GRID
 
 one_stage = partial(repeated, op="allreduce", algo="one_stage", tight=False, graph=False, side=False)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..collectives import repeated
 from ..moves import moves, moves_in_rounds
 from ..mutant import WRONG, Mutant
 from ..run import HANGS
-from ..scatter import changing_parts
+from ..shared import repeated
 from ..substitutions import NEVER_STAGED
+from ..sums import changing_parts
 
 scatter_pull = partial(repeated, op="reduce_scatter", algo="pull", tight=False, graph=False, side=False)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..collectives import FUSED, repeated
 from ..mutant import WRONG, Mutant
+from ..shared import FUSED, repeated
 
 staged_multimem = partial(
     repeated, op="allreduce", algo="two_stage", multimem=True, multicast="", tight=False, graph=False, side=False

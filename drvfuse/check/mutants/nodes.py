@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..collectives import repeated
 from ..moves import moves
 from ..mutant import Mutant
 from ..nodes import failing_bytes, failing_sums
+from ..shared import repeated
 from ..substitutions import NO_BARRIER_FIRST, NO_MEETING
 
 several_nodes = partial(repeated, op="allreduce", algo="two_stage", nodes=2, tight=False, graph=False, side=False)

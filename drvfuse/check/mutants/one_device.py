@@ -6,8 +6,7 @@ from __future__ import annotations
 from functools import partial
 
 from ...ops.call.options import PDLLevel
-from .. import coat as fp8
-from .. import gemv, norm
+from .. import coat, gemv, norm
 from ..mutant import WRONG, Mutant
 from ..run import HANGS
 
@@ -16,43 +15,43 @@ MUTANTS = (
         "grid-barrier-relaxed",
         "blocks arrive at the barrier of a grid without releasing what they wrote",
         "hand-written grid barriers, split reductions",
-        fp8.layernorm,
+        coat.layernorm,
     ),
     Mutant(
         "grid-barrier-no-fence",
         "the slots of a grid barrier are polled by relaxed loads, and no fence follows",
         "hand-written grid barriers, split reductions",
-        fp8.layernorm,
+        coat.layernorm,
     ),
     Mutant(
         "no-block-barrier-after-grid-spin",
         "threads continue after a grid barrier without waiting for warps of their block that still poll",
         "hand-written grid barriers",
-        fp8.division,
+        coat.division,
     ),
     Mutant(
         "fp8-operand-before-pdl-wait",
         "the FP8 forward pass reads its operands before the wait for the kernels that write them",
         "norm kernels launched with programmatic dependence",
-        partial(fp8.rmsnorm, pdl=PDLLevel.ON),
+        partial(coat.rmsnorm, pdl=PDLLevel.ON),
     ),
     Mutant(
         "fp8-word-of-any-launch",
         "blocks of the FP8 forward pass take words of the previous launch",
         "messages that carry their own readiness, with a sentinel that is not restored",
-        fp8.rmsnorm_rows,
+        coat.rmsnorm_rows,
     ),
     Mutant(
         "fp8-pair-of-any-launch",
         "blocks of the FP8 forward pass that hold tiles in registers take sums of the previous launch",
         "messages that carry their own readiness, with a sentinel that is not restored",
-        fp8.rmsnorm_tiles,
+        coat.rmsnorm_tiles,
     ),
     Mutant(
         "fp8-launch-number-too-early",
         "block 0 of the FP8 forward pass advances the launch number before other blocks have read it",
         "words with a launch number that one block advances",
-        fp8.rmsnorm_rows,
+        coat.rmsnorm_rows,
         (*WRONG, *HANGS),
     ),
     Mutant(

@@ -6,10 +6,10 @@ from __future__ import annotations
 from functools import partial
 
 from ...ops.call.options import PDLLevel
-from ..collectives import FUSED, near_32_bits, repeated
 from ..mutant import WRONG, Mutant
 from ..push import changing, given_up, several_rounds
 from ..run import HANGS
+from ..shared import FUSED, near_32_bits, repeated
 
 push_rounds = partial(
     repeated, op="allreduce", algo="push_one_shot", private=False, tight=True, graph=False, side=False, pdl=PDLLevel.OFF

@@ -106,47 +106,7 @@ def mixed(run: Run, multimem: bool = False) -> None:
             if multimem:
                 options["multicast"] = run.choice(("", INPUTS))
             calls.append(Calls(run, group, [problem], algo, **options))
-        _on_two_streams(run, group, calls)
-
-
-def in_place(run: Run) -> None:
-    """Check all-reduces whose outputs are their inputs, by pull algorithms and "naive"."""
-    with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
-        problems = [Problem("allreduce", 4, (9, 520), number=number) for number in range(2)]
-        calls = [
-            Calls(run, group, problems, algo, in_place=True, pdl=run.choice(PDL))
-            for algo in ("one_stage", "two_stage", "naive")
-        ]
-        _on_two_streams(run, group, calls)
-
-
-def multimem_in_place(run: Run) -> None:
-    """Check all-reduces by multimem whose outputs are their inputs, in multicast memory and elsewhere, with and without
-    an epilogue. Between these calls there are calls without multicast.
-    """
-    with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
-        calls = []
-        for number, algo in enumerate(("one_stage", "two_stage")):
-            for multicast in ("", INPUTS):
-                problems = [
-                    Problem(
-                        "allreduce", 4, (9, 520), epilogue=algo == "one_stage", number=2 * number + i, multimem=True
-                    )
-                    for i in range(2)
-                ]
-                options: dict[str, Any] = {"in_place": True, "multicast": multicast, "pdl": run.choice(PDL)}
-                calls.append(Calls(run, group, problems, algo, **options))
-        others = [Problem("allreduce", 4, (9, 520), number=number) for number in range(2)]
-        calls.append(Calls(run, group, others, "two_stage", in_place=True))
-        _on_two_streams(run, group, calls)
-
-
-def epilogue(run: Run) -> None:
-    """Check all-reduces with an epilogue that reads an array of each rank."""
-    with run.group(4, workspace_bytes=AMPLE, max_blocks=4) as group:
-        problems = [Problem("allreduce", 4, (9, 520), epilogue=True, number=number) for number in range(2)]
-        calls = [Calls(run, group, problems, algo, pdl=run.choice(PDL)) for algo in ("one_stage", "naive")]
-        _on_two_streams(run, group, calls)
+        on_two_streams(run, group, calls)
 
 
 def two_streams(run: Run, algo: str = "two_stage") -> None:
@@ -156,10 +116,10 @@ def two_streams(run: Run, algo: str = "two_stage") -> None:
             Calls(run, group, [Problem("allreduce", 4, (9, 520), number=10 * i + n) for n in range(2)], algo)
             for i in range(2)
         ]
-        _on_two_streams(run, group, calls, shuffle=False)
+        on_two_streams(run, group, calls, shuffle=False)
 
 
-def _on_two_streams(run: Run, group: Group, calls: Sequence[Calls], shuffle: bool = True) -> None:
+def on_two_streams(run: Run, group: Group, calls: Sequence[Calls], shuffle: bool = True) -> None:
     """Launch all calls, alternating between each rank's own stream and another one, and compare their results."""
     streams = [[rank.stream for rank in group], [Stream(rank.device) for rank in group]]
     group.synchronize()
