@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..lazy import attach
-from .machine import api
+from .machine.process import api
 
 if TYPE_CHECKING:
-    from .machine.process import Process
+    from .machine.process.process import Process
 
 __getattr__, __dir__, __all__ = attach(__name__, __file__)
 

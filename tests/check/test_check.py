@@ -28,7 +28,7 @@ from drvfuse.check.mutants import MUTANTS
 from drvfuse.check.mutants.barriers import direct_two_stage
 from drvfuse.check.run import Run, explore
 from drvfuse.emu import Machine
-from drvfuse.emu.machine.engine import Engine
+from drvfuse.emu.machine.run.engine import Engine
 from drvfuse.ops.call import faults
 from drvfuse.ops.call.specialisation import CU
 from drvfuse.ops.collectives.shared import kernel as kernels

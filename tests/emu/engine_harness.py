@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from cuda.bindings import nvrtc
 
-from drvfuse.emu.machine.engine import Engine
-from drvfuse.emu.machine.engine_launch import EngineLaunch
+from drvfuse.emu.machine.run.engine import Engine
+from drvfuse.emu.machine.run.engine_launch import EngineLaunch
 from drvfuse.emu.space.window import Window
 
 FILE = "test.cu"

@@ -16,7 +16,7 @@ from drvfuse.emu import Machine
 from drvfuse.emu.bindings import R
 from drvfuse.emu.driver import ENTRIES, perform
 from drvfuse.emu.driver.launch import layout_of
-from drvfuse.emu.machine.foreign import FOREIGN
+from drvfuse.emu.machine.memory.foreign import FOREIGN
 from drvfuse.emu.machine.objects import Function
 from drvfuse.emu.wire.arguments import Invalid
 from drvfuse.emu.wire.coder import coder

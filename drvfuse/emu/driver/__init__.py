@@ -18,7 +18,7 @@ from typing import Any
 
 from ..bindings import FUNCTIONS, NAMES, T
 from ..machine.machine import default_machine
-from ..machine.process import Process
+from ..machine.process.process import Process
 from . import (  # noqa: F401
     batch,
     context,
@@ -28,13 +28,7 @@ from . import (  # noqa: F401
     event,
     fill,
     function,
-    graph,
-    graph_any_node,
-    graph_dot,
-    graph_edges,
-    graph_exec,
-    graph_memory,
-    graph_nodes,
+    graphs,
     ipc,
     launch,
     legacy_launch,
@@ -52,7 +46,6 @@ from . import (  # noqa: F401
     settings,
     stream,
     stream_attributes,
-    user_object,
     values,
     vmm,
 )

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..bindings import R, T
-from ..machine.failure import Failure
 from ..machine.objects import Stream
-from ..machine.process import Process
-from ..machine.work import Copy, Copy3D, End
+from ..machine.process.failure import Failure
+from ..machine.process.process import Process
+from ..machine.run.work import Copy, Copy3D, End
 from .copy import check_range, field, pageable, read_now
 from .entry import check, entry, number, unsupported
 from .refused import ARRAYS

@@ -7,9 +7,9 @@ from typing import Any
 
 from ..bindings import R, T
 from ..findings.reports import Report
-from ..machine import heap
+from ..machine.memory import heap
 from ..machine.objects import Context
-from ..machine.process import Process
+from ..machine.process.process import Process
 from ..wire.structs import Structure
 from .entry import check, entry, present
 from .error import DRIVER_VERSION

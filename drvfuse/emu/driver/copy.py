@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from ..bindings import R, T
-from ..machine.failure import Failure
-from ..machine.foreign import FOREIGN
+from ..machine.memory.foreign import FOREIGN
 from ..machine.objects import Context, Stream
-from ..machine.process import Process
-from ..machine.work import Copy, Copy3D, End
+from ..machine.process.failure import Failure
+from ..machine.process.process import Process
+from ..machine.run.work import Copy, Copy3D, End
 from ..space import mapped
 from .entry import check, entry, number, unsupported
 from .refused import ARRAYS

@@ -7,10 +7,10 @@ import ctypes
 from typing import Any
 
 from ..bindings import R, T
-from ..machine import multicast
-from ..machine.failure import Failure
+from ..machine.memory import multicast
 from ..machine.objects import Context, Pool
-from ..machine.process import Process
+from ..machine.process.failure import Failure
+from ..machine.process.process import Process
 from . import context as contexts
 from .entry import check, entry, present, text
 

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..bindings import MAJOR, R, T
 from ..findings.reports import Report
-from ..machine import interrupts
-from ..machine.failure import Failure
 from ..machine.objects import Handle, Memory
+from ..machine.process import interrupts
+from ..machine.process.failure import Failure
 from ..wire.arguments import Invalid
 from ..wire.coder import Coder, coder
 
 if TYPE_CHECKING:
-    from ..machine.process import Process
+    from ..machine.process.process import Process
 
 log = logging.getLogger("drvfuse.emu")
 Value = TypeVar("Value")

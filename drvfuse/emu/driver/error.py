@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..bindings import MAJOR, R, T
-from ..machine.failure import Failure
-from ..machine.process import Process
+from ..machine.process.failure import Failure
+from ..machine.process.process import Process
 from .entry import ENTRIES, check, entry, text
 
 DRIVER_VERSION = 12090 if MAJOR == 12 else 13000

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..bindings import R, T
-from ..machine.failure import Failure
 from ..machine.objects import Context, Event, Stream
-from ..machine.process import Process
-from ..machine.work import Command, Record
+from ..machine.process.failure import Failure
+from ..machine.process.process import Process
+from ..machine.run.work import Command, Record
 from .entry import check, entry
 
 _DISABLE_TIMING, _INTERPROCESS = 2, 4

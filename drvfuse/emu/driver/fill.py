@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..machine.objects import Stream
-from ..machine.process import Process
-from ..machine.work import Fill
+from ..machine.process.process import Process
+from ..machine.run.work import Fill
 from .entry import check, entry
 
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..bindings import R, T
-from ..machine import residency
 from ..machine.objects import Function
-from ..machine.process import Process
-from ..machine.work import Dim
+from ..machine.process.process import Process
+from ..machine.run import residency
+from ..machine.run.work import Dim
 from .entry import check, entry
 from .module import function_of
 

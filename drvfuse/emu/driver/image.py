@@ -12,8 +12,8 @@ from ...ptx import fatbin
 from ...ptx.text import head
 from ..bindings import R
 from ..findings.reports import Report
-from ..machine.failure import Failure
-from ..machine.process import Process
+from ..machine.process.failure import Failure
+from ..machine.process.process import Process
 from ..wire.jit_options import ErrorLog
 from .entry import present, text, unsupported
 

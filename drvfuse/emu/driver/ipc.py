@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory and events that processes share by IPC handles, which are strings of bytes (`machine/shared.py`).
+"""Memory and events that processes share by IPC handles, which are strings of bytes (`machine/memory/exports.py`).
 
 As with CUDA, a process cannot open its own memory or events. When the owner frees the memory, it is gone for the
 processes that have opened it too, and a later access by them is a finding.
@@ -12,10 +12,10 @@ from typing import Any
 
 from ..bindings import R, T
 from ..findings.reports import Report
-from ..machine.failure import Failure
+from ..machine.memory.exports import HANDLE_BYTES, Export
 from ..machine.objects import Event, Mark
-from ..machine.process import Process
-from ..machine.shared import HANDLE_BYTES, Export
+from ..machine.process.failure import Failure
+from ..machine.process.process import Process
 from .entry import check, entry, present
 from .event import new_event
 

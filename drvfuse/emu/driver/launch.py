@@ -10,12 +10,12 @@ from typing import Any
 
 from ..bindings import R, T
 from ..findings.reports import Report
-from ..machine import residency
-from ..machine.failure import Failure
 from ..machine.objects import Function
-from ..machine.process import Process
-from ..machine.residency import MAX_CLUSTER, PORTABLE_CLUSTER
-from ..machine.work import Dim, Launch
+from ..machine.process.failure import Failure
+from ..machine.process.process import Process
+from ..machine.run import residency
+from ..machine.run.residency import MAX_CLUSTER, PORTABLE_CLUSTER
+from ..machine.run.work import Dim, Launch
 from ..wire.parameters import Layout, pack
 from .entry import check, entry, unsupported
 from .function import NON_PORTABLE, max_dynamic, required_cluster

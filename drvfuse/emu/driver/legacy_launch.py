@@ -10,8 +10,8 @@ from typing import Any
 
 from ..bindings import R
 from ..machine.objects import Function, LegacyLaunch, Stream
-from ..machine.process import Process
-from ..machine.work import Command, Launch
+from ..machine.process.process import Process
+from ..machine.run.work import Command, Launch
 from ..space import mapped
 from ..wire.parameters import pack
 from ..wire.structs import CUDA_LAUNCH_PARAMS, Structure

@@ -12,9 +12,9 @@ from ...ptx.parser import parse
 from ...ptx.text import head
 from ..bindings import R, T
 from ..findings.reports import Report
-from ..machine.failure import Failure
-from ..machine.link import Link
-from ..machine.process import Process
+from ..machine.process.failure import Failure
+from ..machine.process.link import Link
+from ..machine.process.process import Process
 from ..space import mapped
 from ..wire.arguments import Address
 from ..wire.jit_options import ErrorLog

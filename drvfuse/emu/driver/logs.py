@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..bindings import R, T
-from ..machine.failure import Failure
 from ..machine.objects import Listener
-from ..machine.process import Process
+from ..machine.process.failure import Failure
+from ..machine.process.process import Process
 from ..wire.arguments import Address
 from .entry import check, encoded, entry, text
 

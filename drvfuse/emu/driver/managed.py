@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..bindings import R, T
-from ..machine.managed import Advice, Piecewise, Place
-from ..machine.process import Process
-from ..machine.work import Command
+from ..machine.memory.managed import Advice, Piecewise, Place
+from ..machine.process.process import Process
+from ..machine.run.work import Command
 from .entry import check, entry, present
 
 _ADVICE = T.CUmem_advise

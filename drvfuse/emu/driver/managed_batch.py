@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..machine.objects import Stream
-from ..machine.process import Process
-from ..machine.work import Command, Fill
+from ..machine.process.process import Process
+from ..machine.run.work import Command, Fill
 from .batch import batch_stream
 from .entry import check, entry
 from .managed import managed_range, place_of

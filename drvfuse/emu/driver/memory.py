@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..bindings import R, T
-from ..machine.allocation import Allocation
-from ..machine.failure import Failure
-from ..machine.process import Process
+from ..machine.memory.allocation import Allocation
+from ..machine.process.failure import Failure
+from ..machine.process.process import Process
 from .entry import check, entry, host_address, number, present
 
 _HOST_PORTABLE, _HOST_DEVICEMAP, _HOST_WRITECOMBINED = 1, 2, 4
@@ -129,7 +129,7 @@ def cuMemHostGetFlags(proc: Process, p: Any) -> int:
 def cuMemHostRegister(proc: Process, p: Any, bytesize: int, Flags: int) -> None:
     """Pins memory for asynchronous copies. Kernels can access the memory, at the address that cuMemHostGetDevicePointer
     returns, if it is a MAP_SHARED mapping of a file with an open descriptor or if the flag DEVICEMAP is given (see
-    `machine/host_files.py`).
+    `machine/memory/host_files.py`).
     """
     context = proc.current()
     address, _ = host_address(p)

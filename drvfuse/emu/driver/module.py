@@ -15,11 +15,12 @@ from ...ptx.text import head
 from ..abi import Kind
 from ..bindings import R, T
 from ..findings.reports import Report
-from ..machine import interrupts, residency
-from ..machine.engine import EngineModule
-from ..machine.failure import Failure
 from ..machine.objects import Context, Function, Library, Module
-from ..machine.process import Process
+from ..machine.process import interrupts
+from ..machine.process.failure import Failure
+from ..machine.process.process import Process
+from ..machine.run import residency
+from ..machine.run.engine import EngineModule
 from ..wire.jit_options import ErrorLog
 from .entry import check, entry, present, text
 from .error import NEWEST_PTX

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any, cast
 
 from ..bindings import R, T
-from ..machine import multicast
-from ..machine.allocation import Allocation
+from ..machine.memory import multicast
+from ..machine.memory.allocation import Allocation
 from ..machine.objects import Device, Handle, Memory, Multicast
-from ..machine.process import Process
+from ..machine.process.process import Process
 from ..space.members import PIECE
 from .entry import check, entry, present
 from .vmm import exportable, memory_of

@@ -7,9 +7,9 @@ import ctypes
 from typing import Any
 
 from ..bindings import R
-from ..machine import residency
 from ..machine.objects import Function
-from ..machine.process import Process
+from ..machine.process.process import Process
+from ..machine.run import residency
 from . import launch
 from .entry import check, entry
 from .module import function_of

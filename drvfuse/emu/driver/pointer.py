@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..bindings import R, T
-from ..machine.allocation import Allocation
-from ..machine.failure import Failure
-from ..machine.memory import READ, READ_WRITE
-from ..machine.process import Process
+from ..machine.memory.allocation import Allocation
+from ..machine.memory.process_memory import READ, READ_WRITE
+from ..machine.process.failure import Failure
+from ..machine.process.process import Process
 from .entry import check, entry, present
 
 _P = T.CUpointer_attribute

@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..bindings import R, T
-from ..machine.failure import Failure
-from ..machine.memory import READ_WRITE
+from ..machine.memory.process_memory import READ_WRITE
 from ..machine.objects import Device, Pool, Stream
-from ..machine.process import Process
-from ..machine.work import Allocate, Free, Leave
+from ..machine.process.failure import Failure
+from ..machine.process.process import Process
+from ..machine.run.work import Allocate, Free, Leave
 from .entry import check, entry, unsupported
 
 _A = T.CUmemPool_attribute

@@ -7,10 +7,10 @@ from typing import Any
 
 from ..bindings import R, T
 from ..findings.reports import Report
-from ..machine.failure import Failure
+from ..machine.memory.exports import Export
 from ..machine.objects import Pool, SharedPool
-from ..machine.process import Process
-from ..machine.shared import Export
+from ..machine.process.failure import Failure
+from ..machine.process.process import Process
 from .entry import check, entry, present
 from .ipc import handle_of, item_of, own
 from .pool import DESCRIPTOR, pool_of

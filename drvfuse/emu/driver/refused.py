@@ -14,7 +14,7 @@ from typing import Any
 
 from ..bindings import FUNCTIONS, R
 from ..findings.reports import Report
-from ..machine.process import Process
+from ..machine.process.process import Process
 
 ARRAYS = "arrays, textures and surfaces are not emulated"
 CONDITIONAL = "conditional nodes of graphs are not emulated"

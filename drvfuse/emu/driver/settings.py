@@ -8,7 +8,7 @@ from typing import Any
 
 from ..bindings import R, T
 from ..machine.objects import Device, Function, Object
-from ..machine.process import Process
+from ..machine.process.process import Process
 from .entry import check, entry
 from .function import function_of
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 from ..bindings import R, T
-from ..machine.capture import Capture
-from ..machine.failure import Failure
+from ..machine.graphs.capture import Capture
 from ..machine.objects import Event, Stream
-from ..machine.process import Process
-from ..machine.work import Callback, HostCall, Wait
+from ..machine.process.failure import Failure
+from ..machine.process.process import Process
+from ..machine.run.work import Callback, HostCall, Wait
 from .entry import check, entry, present
-from .graph import graph_of
-from .graph_edges import data_of, dependencies_of, lossless
+from .graphs.edges import data_of, dependencies_of, lossless
+from .graphs.graph import graph_of
 
 _WAIT_EXTERNAL = 1
 _STATUS = T.CUstreamCaptureStatus

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes of values to memory by streams, and waits for values in memory, single or in batches (`machine/values.py`)."""
+"""Writes of values to memory by streams, and waits for values in memory, single or in batches
+(`machine/run/values.py`)."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from typing import Any
 
 from ..bindings import R, T
 from ..machine.objects import Context
-from ..machine.process import Process
-from ..machine.values import NOR, ValueOps, WaitValue, WriteValue
+from ..machine.process.process import Process
+from ..machine.run.values import NOR, ValueOps, WaitValue, WriteValue
 from ..wire.structs import Structure
 from .entry import check, entry
 

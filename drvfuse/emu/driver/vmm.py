@@ -7,11 +7,11 @@ from typing import Any, cast
 
 from ..bindings import R, T
 from ..findings.reports import Report
-from ..machine import multicast
-from ..machine.allocation import Allocation
-from ..machine.failure import Failure
+from ..machine.memory import multicast
+from ..machine.memory.allocation import Allocation
 from ..machine.objects import Handle, Memory, Multicast
-from ..machine.process import Process
+from ..machine.process.failure import Failure
+from ..machine.process.process import Process
 from ..space.pages import WindowError
 from .entry import check, entry, present
 from .pool import access_list, exportable, located_device

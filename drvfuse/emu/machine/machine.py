@@ -18,20 +18,21 @@ from ...errors import ArgumentError, ClosedError, foreign, require_flag, require
 from ..findings.race import PROFILES, Detector
 from ..findings.reports import Report
 from ..space.window import Window
-from . import api, interrupts, residency
-from .engine import Engine, EngineModule
-from .engine_launch import EngineLaunch
-from .failure import Injected
-from .lock import MachineLock
-from .mappables import Mappables
+from .memory.exports import Shared
+from .memory.mappables import Mappables
 from .objects import Device
-from .order import Recorder, Replayer
-from .process import Process
-from .progress import Progress
-from .shared import Shared
-from .threads import Threads
-from .waits import Waits
-from .work import Command, Dim, Launch
+from .process import api, interrupts
+from .process.failure import Injected
+from .process.lock import MachineLock
+from .process.order import Recorder, Replayer
+from .process.process import Process
+from .process.threads import Threads
+from .process.waits import Waits
+from .run import residency
+from .run.engine import Engine, EngineModule
+from .run.engine_launch import EngineLaunch
+from .run.progress import Progress
+from .run.work import Command, Dim, Launch
 
 if TYPE_CHECKING:
     from ..findings.counters import Counters, Summary
@@ -100,7 +101,8 @@ class Machine:
     delay_stores  a kernel's stores reach other blocks, devices and the host late, at a moment that the seed decides,
               unless a release or fence of sufficient scope makes them visible earlier. So a missing release or fence
               gives wrong results with some seeds. Loads are never stale, so a missing acquire has no effect.
-    record    a file to which the order of the calls of all processes and threads is written (`machine/order.py`)
+    record    a file to which the order of the calls of all processes and threads is written
+              (`machine/process/order.py`)
     replay    a file of `record`: calls are made in the recorded order, so that the run is repeated step for step. A
               call that does not match the record raises `Diverged`
     served    whether other processes of the operating system can use the machine (`drvfuse.emu.serve`)

@@ -12,18 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .failure import Failure
+from .process.failure import Failure
 
 if TYPE_CHECKING:
     from ..findings.reports import Report
     from ..space.allocation import Physical
     from ..space.members import Members
-    from .capture import Capture
-    from .engine import EngineModule
-    from .graph import Edge, Node
-    from .heap import Heap
-    from .process import Process
-    from .work import Op
+    from .graphs.capture import Capture
+    from .graphs.graph import Edge, Node
+    from .memory.heap import Heap
+    from .process.process import Process
+    from .run.engine import EngineModule
+    from .run.work import Op
 
 _handles = itertools.count(0x5500_0000_1000, 0x40)
 _chains = itertools.count(1)

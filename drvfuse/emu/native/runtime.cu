@@ -4,7 +4,7 @@
 // of that PTX (in raw mode: without checks and suspends), so drvfuse needs no C compiler where it runs. Nothing here
 // allocates memory.
 //
-// Layout. The engine (machine/engine.py) gives each launch an array of block slots, one for each resident block:
+// Layout. The engine (machine/run/engine.py) gives each launch an array of block slots, one for each resident block:
 //
 //     block slot = Block | Warp[warps] | frames[threads]
 //

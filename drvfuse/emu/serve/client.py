@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, SupportsInt
 
 from ...errors import ArgumentError, ClosedError, DriverUnavailable, shown
 from ..bindings import R
-from ..machine import interrupts
+from ..machine.process import interrupts
 from ..wire.arguments import Invalid
 from ..wire.coder import Coder
 from ..wire.message import Incoming, Outgoing

@@ -7,7 +7,7 @@ import ctypes
 import socket
 import threading
 
-from ..machine.work import call_host
+from ..machine.run.work import call_host
 from ..space import mapped
 from ..wire.message import Outgoing
 from .channel import Ended, Tag, receive, send

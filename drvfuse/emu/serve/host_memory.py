@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..machine import host_files
-from ..machine.foreign import FOREIGN
+from ..machine.memory import host_files
+from ..machine.memory.foreign import FOREIGN
 from ..space import pages
 from ..wire.parameters import Layout
 

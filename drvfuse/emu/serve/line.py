@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..driver import ENTRIES, perform
-from ..machine import interrupts
+from ..machine.process import interrupts
 from ..wire.coder import numbered
 from ..wire.message import Incoming, Outgoing
 from ..wire.parameters import Layout

@@ -14,7 +14,7 @@ from ..wire.arguments import Invalid
 
 if TYPE_CHECKING:
     from ..findings.reports import Report
-    from ..machine.process import Process
+    from ..machine.process.process import Process
 
 
 def _layout(process: Process, handle: int) -> Any:

@@ -26,7 +26,7 @@ from .session import Session
 
 if TYPE_CHECKING:
     from ..machine.machine import Machine
-    from ..machine.process import Process
+    from ..machine.process.process import Process
 
 _HELLO_S = _END_S = 10.0
 _HELLO_BYTES = 1 << 16  # the most bytes of a greeting: until then, a connection is not known to be a client

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..bindings import R
 from ..findings.reports import Report
-from ..machine.failure import Failure
-from ..machine.host_files import FilePart
+from ..machine.memory.host_files import FilePart
+from ..machine.process.failure import Failure
 from ..wire.message import Outgoing
 from .channel import Ended, Tag, receive, send
 
 if TYPE_CHECKING:
-    from ..machine.process import Process
+    from ..machine.process.process import Process
     from .line import Line
 
 log = logging.getLogger("drvfuse.emu")

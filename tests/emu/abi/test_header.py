@@ -14,7 +14,7 @@ from engine_harness import Rig
 from drvfuse.emu import abi
 from drvfuse.emu.abi import layout, race_structs, structs
 from drvfuse.emu.abi.header import CONSTANTS, ENUMS, header
-from drvfuse.emu.machine.engine_launch import EngineLaunch
+from drvfuse.emu.machine.run.engine_launch import EngineLaunch
 from drvfuse.emu.native import loader
 
 STRUCTURES = {name: getattr(structs, name, None) or getattr(race_structs, name) for name in layout.DECLARATIONS}

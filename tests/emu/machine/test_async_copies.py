@@ -12,7 +12,7 @@ from engine_harness import PRELUDE, Rig, line_of
 
 from drvfuse.emu import Machine
 from drvfuse.emu.findings.faults import Fault
-from drvfuse.emu.machine.engine_launch import EngineLaunch
+from drvfuse.emu.machine.run.engine_launch import EngineLaunch
 
 SEEDS = range(12)
 TOP = """

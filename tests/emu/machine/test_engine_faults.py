@@ -9,7 +9,7 @@ from engine_harness import Rig, line_of
 
 from drvfuse.emu import abi
 from drvfuse.emu.findings.faults import Fault
-from drvfuse.emu.machine.engine_launch import EngineLaunch
+from drvfuse.emu.machine.run.engine_launch import EngineLaunch
 
 
 def fault_of(rig: Rig, launch: EngineLaunch, source: str, kind: str) -> Fault:

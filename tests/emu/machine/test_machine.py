@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import drvfuse as df
-from drvfuse.emu.machine import engine, machine
+from drvfuse.emu.machine import machine
+from drvfuse.emu.machine.run import engine
 from drvfuse.emu.space import index
 from drvfuse.runtime import calls
 

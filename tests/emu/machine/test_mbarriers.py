@@ -12,7 +12,7 @@ from engine_harness import Rig, line_of
 from drvfuse.emu.findings import mbarriers
 from drvfuse.emu.findings.faults import Fault
 from drvfuse.emu.findings.reports import standstill
-from drvfuse.emu.machine.engine_launch import EngineLaunch
+from drvfuse.emu.machine.run.engine_launch import EngineLaunch
 
 TOP = """
 __device__ __forceinline__ u32 at(const void* p) { return (u32)__cvta_generic_to_shared(p); }

@@ -16,8 +16,8 @@ from emu.machine.test_shared_memory import DESCRIPTOR, exportable, imported
 from emu.multicast_helpers import PIECE, mapped
 
 from drvfuse.emu import Machine
-from drvfuse.emu.machine import order
-from drvfuse.emu.machine.order import Diverged
+from drvfuse.emu.machine.process import order
+from drvfuse.emu.machine.process.order import Diverged
 from drvfuse.errors import ArgumentError
 
 SOURCE = """

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from drvfuse.emu.machine import wall_time
-from drvfuse.emu.machine.lock import MachineLock
-from drvfuse.emu.machine.wall_time import WallTime
+from drvfuse.emu.machine.process.lock import MachineLock
+from drvfuse.emu.machine.run import wall_time
+from drvfuse.emu.machine.run.wall_time import WallTime
 
 
 class Wall:

@@ -20,7 +20,7 @@ from driver_helpers import ok, primary
 
 import drvfuse as df
 from drvfuse import emu
-from drvfuse.emu.machine import interrupts
+from drvfuse.emu.machine.process import interrupts
 from drvfuse.emu.serve import address as addresses
 from drvfuse.emu.serve import channel, client, server
 from drvfuse.emu.serve.hello import greeting
