@@ -56,6 +56,8 @@ class DType:
         return self.numpy
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         found = _find(other)
         return found is not None and found.name == self.name
 

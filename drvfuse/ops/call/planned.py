@@ -95,18 +95,18 @@ class Ready:
 
         Every address of an array must be written by this method: a repeated call replaces `pointers` and nothing else.
         """
-        offset = self.fix(field, *addresses)
+        kind: Any = type(self.parameters)
+        offset = _offset(kind, field)
+        struct.pack_into(f"{len(addresses)}Q", self.parameters, offset, *addresses)
         for address in addresses:
             self.pointers[offset] = address
             offset += POINTER_BYTES
 
-    def fix(self, field: str, *addresses: int) -> int:
-        """Write addresses that no call changes, such as those of workspaces, to a field, and return the field's offset.
-        For addresses of arrays use `point`."""
+    def fix(self, field: str, *addresses: int) -> None:
+        """Write addresses that no call changes, such as those of workspaces, to a field. For addresses of arrays use
+        `point`."""
         kind: Any = type(self.parameters)
-        offset = _offset(kind, field)
-        struct.pack_into(f"{len(addresses)}Q", self.parameters, offset, *addresses)
-        return offset
+        struct.pack_into(f"{len(addresses)}Q", self.parameters, _offset(kind, field), *addresses)
 
     def adapt(self, alone: bool, wide: bool) -> None:
         """Change a collective's launch for a group that is alone on its devices, or for a group that shares its devices

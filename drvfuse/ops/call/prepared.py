@@ -247,11 +247,11 @@ class Prepared(Generic[R]):
         self._usual: list[Route] = []  # the `Route` of each rank on its stream in `streams`
         first = self._reads[0][0]
         barriers, waits, adapts = 0, False, False
-        if ready:
-            every = [one.planned for one in ready]
-            barriers = sum(planned.barriers for planned in every) // len(self._reads)
-            waits = any(planned.awaits_peers for planned in every)
-            adapts = any(planned.adapts is not None for planned in every)
+        for one in ready:
+            barriers += one.planned.barriers
+            waits = waits or one.planned.awaits_peers
+            adapts = adapts or one.planned.adapts is not None
+        barriers //= len(self._reads)
         self.note = CallNote(op, algo, turns.ranks, first.shape, first.dtype, barriers, waits, adapts)
         depend_on(self._arrays(), self)
 

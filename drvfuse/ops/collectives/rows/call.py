@@ -17,6 +17,7 @@ from ....plans.limits import ceil_div
 from ....plans.nodes import Chunk, Share
 from ....plans.quantisation import Quantisation
 from ....plans.shared import PACK_BYTES, naive_slot, ragged
+from ...call.operands import Operand
 from ...call.planned import Ready
 from ...call.prepared import Direct, LaunchSequence, Prepared
 from ...call.streams import Streams, resolve_streams
@@ -344,10 +345,12 @@ def prepare(
             counts=rows.counts,
         )
 
-    none = [0] * len(sources)
-    named = (written.get(name) for name in ("residual_outputs", "outputs", "scales"))
-    each = sources, norm.gammas, added, *named, norm.betas, written.get("normed_outputs")
-    arrays = list(map(Addresses, *([o.ptr for o in of_ranks] if of_ranks else none for of_ranks in each)))
+    lacking: list[Operand] = []
+    named = written.get("residual_outputs", lacking), written["outputs"], written.get("scales", lacking)
+    each = sources, norm.gammas, added, *named, norm.betas, written.get("normed_outputs", lacking)
+    arrays = []
+    for position in range(len(sources)):
+        arrays.append(Addresses(*[of_ranks[position].ptr if of_ranks else 0 for of_ranks in each]))
     return shared_prepare(
         common,
         algos,
