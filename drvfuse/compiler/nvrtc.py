@@ -20,7 +20,6 @@ from ..ptx.facts import Param as Param
 from ..ptx.facts import kernels
 from ..ptx.parser import parse
 from . import cache
-from .headers import included
 from .library import Library, Output, library
 
 _log = logging.getLogger("drvfuse.compile")
@@ -231,3 +230,30 @@ def _with_source(log: str, source: str, shown: str) -> str:
         ]
         parts.append(f"{place[0]}:\n" + "\n".join(numbered))
     return "\n".join(parts)
+
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>|(\S+))', re.M)
+
+
+def included(source: str, folder: Path | None, include: Sequence[Path]) -> dict[str, str]:
+    """Path -> text of every header that `source` (in `folder`) may include, directly or not.
+
+    A header that is not found is left out: it is built into NVRTC, or the compilation will fail. An `#include MACRO`
+    cannot be resolved here: then the result has every file of the include folders.
+    """
+    texts: dict[str, str] = {}
+    pending = [(source, folder)]
+    while pending:
+        text, here = pending.pop()
+        for quoted, bracketed, macro in _INCLUDE.findall(text):
+            if macro:
+                found = [path for base in include for path in sorted(base.rglob("*")) if path.is_file()]
+            else:
+                bases = [here] if quoted and here is not None else []
+                candidates = [base / (quoted or bracketed) for base in (*bases, *include)]
+                found = [path for path in candidates if path.is_file()][:1]
+            for path in found:
+                if str(path) not in texts:
+                    texts[str(path)] = path.read_text(errors="replace")
+                    pending.append((texts[str(path)], path.parent))
+    return texts

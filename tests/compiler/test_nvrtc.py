@@ -15,9 +15,8 @@ import pytest
 
 from drvfuse import config
 from drvfuse.compiler import nvrtc
-from drvfuse.compiler.headers import included
 from drvfuse.compiler.library import Library, library
-from drvfuse.compiler.nvrtc import compile_source
+from drvfuse.compiler.nvrtc import compile_source, included
 from drvfuse.errors import ArgumentError, CompileError, DriverUnavailable, Unsupported
 
 SOURCE = """

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...ptx.ir import PtxError
@@ -12,8 +13,8 @@ from ...ptx.parser import parse
 from ...ptx.text import head
 from ..bindings import R, T
 from ..findings.reports import Report
+from ..machine.objects import Object
 from ..machine.process.failure import Failure
-from ..machine.process.link import Link
 from ..machine.process.process import Process
 from ..space import mapped
 from ..wire.arguments import Address
@@ -115,3 +116,14 @@ def cuLinkComplete(proc: Process, state: Any) -> tuple[Address, int]:
 def cuLinkDestroy(proc: Process, state: Any) -> None:
     """Destroys the linker and its image. Modules that were loaded from the image stay."""
     proc.remove(_state(proc, state))
+
+
+@dataclass(eq=False)
+class Link(Object):
+    """The state of a linker (CUlinkState). `units` are the modules that were added, and `log` is the buffer for its
+    errors. `image` is the result, which lives as long as this object.
+    """
+
+    log: Any
+    units: list[Unit] = field(default_factory=list)
+    image: ctypes.Array[ctypes.c_char] | None = None

@@ -14,7 +14,7 @@ import pytest
 
 from drvfuse import emu
 from drvfuse.emu.bindings import T
-from drvfuse.emu.cudart import FUNCTIONS, RT, EmulatedRuntime, is_function, pairs, refused
+from drvfuse.emu.cudart import FUNCTIONS, RT, EmulatedRuntime, is_function, pairs
 from drvfuse.emu.driver import ENTRIES
 from drvfuse.emu.driver.refused import REFUSED
 
@@ -58,7 +58,7 @@ def test_every_function_of_the_bindings_is_covered_or_refused_by_name(cudart):
         function = pairs.paired(name)
         assert function.outputs == len(pairs.results(getattr(RT, name)))
         other = pairs.RENAMED.get(name, "cu" + name.removeprefix("cuda"))
-        if other not in ENTRIES and REFUSED.get(other, refused.reason(name)) == refused.NEWER:
+        if other not in ENTRIES and REFUSED.get(other, pairs.reason(name)) == pairs.NEWER:
             newer.append(name)
     assert newer in ([], ["cudaStreamBeginRecaptureToGraph"])
 

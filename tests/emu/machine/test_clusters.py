@@ -12,7 +12,7 @@ from engine_harness import Rig, line_of
 
 from drvfuse.emu.findings.faults import Fault
 from drvfuse.emu.findings.reports import standstill
-from drvfuse.emu.machine.process.fault_codes import error_of
+from drvfuse.emu.machine.process.failure import error_of
 
 
 @pytest.fixture(params=[0, 1, 2])

@@ -18,8 +18,7 @@ from ...findings import reports
 from ...space.pages import WindowError
 from ..objects import Context, Stream, new_chain
 from ..process import interrupts
-from ..process.failure import Failure
-from ..process.fault_codes import error_of
+from ..process.failure import Failure, error_of
 from . import queued
 from .backlog import Backlog
 from .kernels import Kernels

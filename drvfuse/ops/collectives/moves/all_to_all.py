@@ -23,7 +23,7 @@ from ...call.streams import Streams, resolve_streams
 from ..shared.split import lengths
 from . import call as moving
 from . import over_nodes as node_moving
-from .call import MovePart
+from .part import MovePart
 
 if TYPE_CHECKING:
     from ....comm.group import Group

@@ -19,8 +19,8 @@ from ...call.prepared import Prepared
 from ...call.streams import Streams, resolve_streams
 from . import call as moving
 from . import over_nodes as node_moving
-from .call import MovePart
 from .kernel import RELAY
+from .part import MovePart
 
 if TYPE_CHECKING:
     from ....comm.group import Group

@@ -41,8 +41,9 @@ from ..shared import plan
 from ..shared import prepare as collective_call
 from ..shared.options import CallOptions
 from ..shared.tuned import Tuned
-from .call import MoveCall, MovePart
+from .call import MoveCall
 from .kernel import RELAY, MoveKernel, MoveParams
+from .part import MovePart
 
 if TYPE_CHECKING:
     from ....comm.group import Group
