@@ -208,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     BlockTrace<FIRST_WRITER> trace{DRVFUSE_TRACE_ARGUMENT};
     BlockTrace<FIRST_NORM_THREAD> trace_b{DRVFUSE_TRACE_ARGUMENT};
     const Rows rows(p);
-    const Results results(p, rows DRVFUSE_EPILOGUE_ARGUMENT);
+    const Results results(p, rows, Epilogue{DRVFUSE_EPILOGUE_ARGUMENT});
     const u32 ring = u32(__cvta_generic_to_shared(shared));
     float* parts = shared + (COPIED ? SLOTS * STEP * SLICE / 4 : 0);
     const bool finishes = blockIdx.x == gridDim.x - 1 && p.n_normed != 0;

@@ -8,14 +8,9 @@
 
 class Results {
 public:
-    __device__ __forceinline__ Results(const GemvParams& params, const Rows& rows_of_block EPILOGUE_REFERENCE)
-        : p(params), rows(rows_of_block)
-#ifdef DRVFUSE_EPILOGUE
-          ,
-          epilogue_params(epilogue_params)
-#endif
-    {
-    }
+    __device__ __forceinline__ Results(const GemvParams& params, const Rows& rows_of_block,
+                                       const Epilogue& epilogue_of_call)
+        : p(params), rows(rows_of_block), apply(epilogue_of_call) {}
 
     // Computes y from `sum`, the dot product of the block's row `r` and act's row `m`. Publishes y if row `r` is
     // normed, else stores it. After the last normed row, also publishes zeros to the end of the last pack of four.
@@ -47,15 +42,10 @@ private:
         if constexpr (SCALES == Scales::row) sum = __fmul_rn(sum, p.scales[row]);
         if constexpr (ACT_SCALES == Scales::row) sum = __fmul_rn(sum, p.act_scales[m * p.act_scale_step]);
         if constexpr (BIASED) sum = __fadd_rn(sum, float(p.bias[row]));
-#ifdef DRVFUSE_EPILOGUE
-        sum = epilogue(sum, i64(m) * (p.n_normed + p.n_unnormed) + row, m, row, 0, epilogue_params);
-#endif
-        return sum;
+        return apply(sum, i64(m) * (p.n_normed + p.n_unnormed) + row, m, row, 0);
     }
 
     const GemvParams& p;
     const Rows& rows;
-#ifdef DRVFUSE_EPILOGUE
-    const EpilogueParams& epilogue_params;
-#endif
+    const Epilogue apply;
 };

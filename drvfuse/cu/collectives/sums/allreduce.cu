@@ -57,7 +57,7 @@
 
 #if !DRVFUSE_TWO_STAGE
 
-__device__ __forceinline__ void one_stage(const AllreduceParams& p, Trace& trace EPILOGUE_REFERENCE) {
+__device__ __forceinline__ void one_stage(const AllreduceParams& p, Trace& trace, const Epilogue& apply) {
     const i64 packs = (p.count + W - 1) / W;
 #if !DRVFUSE_STAGED
 #if !DRVFUSE_LOCAL
@@ -67,7 +67,7 @@ __device__ __forceinline__ void one_stage(const AllreduceParams& p, Trace& trace
     reduce_range(
         packs, trace, [&](InPack& pack, int source, i64 j) { load_input(pack, p.call.sources[source], j, p.count); },
         [&](i64 j, float (&sum)[W]) {
-            const OutPack pack = finish_pack(p, j, sum DRVFUSE_EPILOGUE_ARGUMENT);
+            const OutPack pack = finish_pack(p, j, sum, apply);
             trace.need(pack);
             trace.lap(TraceRole::reduce);
             store_output(p.output, j, p.count, pack);
@@ -93,7 +93,7 @@ __device__ __forceinline__ void one_stage(const AllreduceParams& p, Trace& trace
                 load_pack(pack, payload(p.call.workspaces[source]) + half + j * IN_BYTES);
             },
             [&](i64 j, float (&sum)[W]) {
-                const OutPack pack = finish_pack(p, begin + j, sum DRVFUSE_EPILOGUE_ARGUMENT);
+                const OutPack pack = finish_pack(p, begin + j, sum, apply);
                 trace.need(pack);
                 trace.lap(TraceRole::reduce);
                 store_output(p.output, begin + j, p.count, pack);
@@ -108,9 +108,10 @@ __device__ __forceinline__ void one_stage(const AllreduceParams& p, Trace& trace
 extern "C" __global__ void __launch_bounds__(512, 1)
     allreduce_one_stage(const __grid_constant__ AllreduceParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    const Epilogue apply{DRVFUSE_EPILOGUE_ARGUMENT};
     begin(p.call);
     follow_producer(trace);
-    one_stage(p, trace DRVFUSE_EPILOGUE_ARGUMENT);
+    one_stage(p, trace, apply);
     end(p.call, trace);
 }
 
@@ -156,7 +157,7 @@ __device__ __forceinline__ void gather(const Params& p, const Packs& part, i64 r
     }
 }
 
-__device__ __forceinline__ void two_stage(const Params& p, Trace& trace EPILOGUE_REFERENCE) {
+__device__ __forceinline__ void two_stage(const Params& p, Trace& trace, const Epilogue& apply) {
     const i64 chunk = p.chunk_packs;
     const Packs part((p.count + W - 1) / W);
     char* const own = payload(p.call.workspaces[p.call.rank]);
@@ -194,7 +195,7 @@ __device__ __forceinline__ void two_stage(const Params& p, Trace& trace EPILOGUE
 #endif
             },
             [&](i64 j, float (&sum)[W]) {
-                const OutPack pack = finish_pack(p, begin + j, sum DRVFUSE_EPILOGUE_ARGUMENT);
+                const OutPack pack = finish_pack(p, begin + j, sum, apply);
                 trace.need(pack);
                 trace.lap(TraceRole::reduce);
                 store_pack(own + results + j * OUT_BYTES, pack);
@@ -216,9 +217,10 @@ __device__ __forceinline__ void two_stage(const Params& p, Trace& trace EPILOGUE
 extern "C" __global__ void __launch_bounds__(512, 1)
     allreduce_two_stage(const __grid_constant__ Params p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    const Epilogue apply{DRVFUSE_EPILOGUE_ARGUMENT};
     begin(p.call);
     follow_producer(trace);
-    two_stage(p, trace DRVFUSE_EPILOGUE_ARGUMENT);
+    two_stage(p, trace, apply);
     end(p.call, trace);
 }
 

@@ -82,7 +82,7 @@ __device__ __forceinline__ void reduce_input(InPack& pack, const AllreduceMultim
 
 #if !DRVFUSE_TWO_STAGE
 
-__device__ __forceinline__ void one_stage(const AllreduceMultimemParams& p, Trace& trace EPILOGUE_REFERENCE) {
+__device__ __forceinline__ void one_stage(const AllreduceMultimemParams& p, Trace& trace, const Epilogue& apply) {
     const i64 packs = (p.count + W - 1) / W;
     const i64 chunk = STAGED ? p.chunk_packs : packs;
     i64 half = 0;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void one_stage(const AllreduceMultimemParams& p, Trac
                 }
             },
             [&](i64 j, float (&sum)[W]) {
-                const OutPack pack = finish_pack(p, begin + j, sum DRVFUSE_EPILOGUE_ARGUMENT);
+                const OutPack pack = finish_pack(p, begin + j, sum, apply);
                 trace.need(pack);
                 trace.lap(TraceRole::reduce);
                 store_output(p.output, begin + j, p.count, pack);
@@ -141,7 +141,7 @@ __device__ __forceinline__ void take_results(const AllreduceMultimemParams& p, c
     }
 }
 
-__device__ __forceinline__ void two_stage(const AllreduceMultimemParams& p, Trace& trace EPILOGUE_REFERENCE) {
+__device__ __forceinline__ void two_stage(const AllreduceMultimemParams& p, Trace& trace, const Epilogue& apply) {
     static_assert(IN_BYTES == OUT_BYTES, "results must be as large as inputs, whose places they take");
     const i64 chunk = p.chunk_packs;
     const i64 area = chunk * IN_BYTES;  // bytes of an owner's area
@@ -171,7 +171,7 @@ __device__ __forceinline__ void two_stage(const AllreduceMultimemParams& p, Trac
                 }
             },
             [&](i64 j, float (&sum)[W]) {
-                const OutPack pack = finish_pack(p, begin + j, sum DRVFUSE_EPILOGUE_ARGUMENT);
+                const OutPack pack = finish_pack(p, begin + j, sum, apply);
                 trace.need(pack);
                 trace.lap(TraceRole::reduce);
                 if constexpr (TO_OUTPUTS) {
@@ -199,12 +199,13 @@ __device__ __forceinline__ void two_stage(const AllreduceMultimemParams& p, Trac
 extern "C" __global__ void __launch_bounds__(512, 1) DRVFUSE_KERNEL(
     const __grid_constant__ AllreduceMultimemParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    const Epilogue apply{DRVFUSE_EPILOGUE_ARGUMENT};
     begin(p.call);
     follow_producer(trace);
 #if DRVFUSE_TWO_STAGE
-    two_stage(p, trace DRVFUSE_EPILOGUE_ARGUMENT);
+    two_stage(p, trace, apply);
 #else
-    one_stage(p, trace DRVFUSE_EPILOGUE_ARGUMENT);
+    one_stage(p, trace, apply);
 #endif
     end(p.call, trace);
 }

@@ -97,7 +97,7 @@ __device__ __forceinline__ InPack input_at(const Params& p, const Place& at) {
 #if !DRVFUSE_TWO_SHOT
 
 __device__ __forceinline__ void one_shot(const Params& p, Pushing& push, Trace& trace, const Place& at,
-                                         const InPack& own EPILOGUE_REFERENCE) {
+                                         const InPack& own, const Epilogue& apply) {
     const u32 offset = GREETINGS_BYTES + at.in_round * u32(sizeof(InPack));
     const u32 stride = u32(p.chunk_packs) * u32(sizeof(InPack));
     InPack sent = own;
@@ -109,7 +109,7 @@ __device__ __forceinline__ void one_shot(const Params& p, Pushing& push, Trace& 
     sum_received(sum, push, own, offset, stride, p.call.rank, at.exists);
     trace.need(sum);
     trace.lap(TraceRole::receive);
-    if (at.exists && at.inside) store_result(p, at.index, finish_pack(p, at.index, sum DRVFUSE_EPILOGUE_ARGUMENT));
+    if (at.exists && at.inside) store_result(p, at.index, finish_pack(p, at.index, sum, apply));
     trace.lap(TraceRole::store);
 }
 
@@ -136,14 +136,14 @@ __device__ __forceinline__ void send_input(const Pushing& push, const Unit& unit
     if (unit.at.exists) push.send(unit.distance, unit.offset + (unit.distance - 1) * unit.stride, own.word);
 }
 
-__device__ __forceinline__ void reduce(const Params& p, Pushing& push, const Unit& unit,
-                                       const InPack& own EPILOGUE_REFERENCE) {
+__device__ __forceinline__ void reduce(const Params& p, Pushing& push, const Unit& unit, const InPack& own,
+                                       const Epilogue& apply) {
     float sum[W];
     sum_received(sum, push, own, unit.offset, unit.stride, p.call.rank, unit.at.exists);
     push.relay();
     if (!unit.at.exists) return;
     OutPack pack = {};
-    if (unit.at.inside) pack = finish_pack(p, unit.at.index, sum DRVFUSE_EPILOGUE_ARGUMENT);
+    if (unit.at.inside) pack = finish_pack(p, unit.at.index, sum, apply);
     send_to_all(push, unit.results + unit.offset, unit.stride, pack.word);
     if (unit.at.inside) store_result(p, unit.at.index, pack);
 }
@@ -162,8 +162,8 @@ __device__ __forceinline__ void gather(const Params& p, Pushing& push, const Uni
 
 // Does the work of a block in one round. `own` is this thread's pack of the block's first unit of the round, which the
 // caller has loaded.
-__device__ __forceinline__ void two_shot(const Params& p, Pushing& push, Trace& trace, int round,
-                                         InPack own EPILOGUE_REFERENCE) {
+__device__ __forceinline__ void two_shot(const Params& p, Pushing& push, Trace& trace, int round, InPack own,
+                                         const Epilogue& apply) {
     const u32 units = (packs_of_round(p) + blockDim.x - 1) / blockDim.x;
     const u32 behind = DEPTH * gridDim.x;
 #pragma unroll 1
@@ -176,7 +176,7 @@ __device__ __forceinline__ void two_shot(const Params& p, Pushing& push, Trace& 
         // As long as no unit is due, unit - behind is negative. As an unsigned number it then exceeds `units`.
         const Unit due = DEPTH == 0 ? now : unit_at(p, push, round, unit - behind);
         if (unit - behind < units && due.distance == 0)
-            reduce(p, push, due, DEPTH == 0 ? own : input_at(p, due.at) DRVFUSE_EPILOGUE_ARGUMENT);
+            reduce(p, push, due, DEPTH == 0 ? own : input_at(p, due.at), apply);
         trace.lap(TraceRole::reduce);
         const Unit last = DEPTH == 0 ? now : unit_at(p, push, round, unit - 2 * behind);
         if (unit - 2 * behind < units && last.distance != 0) gather(p, push, last);
@@ -196,6 +196,7 @@ constexpr int SMALL_BLOCKS = RANKS <= 4 ? 8 : DRVFUSE_TWO_SHOT ? 5 : 6;
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? LARGE_BLOCKS : SMALL_BLOCKS)
     DRVFUSE_KERNEL(const __grid_constant__ Params p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    const Epilogue apply{DRVFUSE_EPILOGUE_ARGUMENT};
     begin(p.call);
     const Place first = place(p, 0, blockIdx.x);
     // Before the wait for the producer: brings the translation of the address of this thread's first pack into the TLB.
@@ -212,14 +213,14 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? 
             own = input_at(p, place(p, round, blockIdx.x));
         }
 #if DRVFUSE_TWO_SHOT
-        two_shot(p, push, trace, round, own DRVFUSE_EPILOGUE_ARGUMENT);
+        two_shot(p, push, trace, round, own, apply);
 #else
         const u32 packs = packs_of_round(p);
 #pragma unroll 1
         for (u32 unit = blockIdx.x; unit * blockDim.x < packs; unit += gridDim.x) {
             const Place at = place(p, round, unit);
             if (unit != blockIdx.x) own = input_at(p, at);
-            one_shot(p, push, trace, at, own DRVFUSE_EPILOGUE_ARGUMENT);
+            one_shot(p, push, trace, at, own, apply);
         }
 #endif
     }

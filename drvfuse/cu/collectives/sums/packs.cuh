@@ -36,10 +36,10 @@ __device__ __forceinline__ void store_output(void* tensor, i64 index, i64 count,
 }
 
 // Returns output pack `index`: applies the epilogue to the sum, and rounds it.
-__device__ __forceinline__ OutPack finish_pack(const AllreduceParams& p, i64 index,
-                                               float (&sum)[W] EPILOGUE_REFERENCE) {
+__device__ __forceinline__ OutPack finish_pack(const AllreduceParams& p, i64 index, float (&sum)[W],
+                                               const Epilogue& apply) {
     const i64 first = p.first + index * W;
-    apply_epilogue(sum, first, first, p.first + p.count, p.columns, p.call.rank DRVFUSE_EPILOGUE_ARGUMENT);
+    apply_epilogue(sum, first, first, p.first + p.count, p.columns, p.call.rank, apply);
     OutPack pack;
     from_float(pack, sum);
     return pack;

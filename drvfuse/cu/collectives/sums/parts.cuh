@@ -57,9 +57,9 @@ public:
     }
 
     // Applies the epilogue to the sum of pack j, rounds it, and stores it to the output.
-    __device__ __forceinline__ void store(const ScatterParams& p, i64 j, float (&sum)[W] EPILOGUE_REFERENCE) const {
+    __device__ __forceinline__ void store(const ScatterParams& p, i64 j, float (&sum)[W], const Epilogue& apply) const {
         const i64 at = (first_ + j) * W;
-        apply_epilogue(sum, at, begin_, end_, p.columns, p.call.rank DRVFUSE_EPILOGUE_ARGUMENT);
+        apply_epilogue(sum, at, begin_, end_, p.columns, p.call.rank, apply);
         OutPack pack;
         from_float(pack, sum);
         char* const address = static_cast<char*>(p.output) + (at - begin_) * i64(sizeof(Out));

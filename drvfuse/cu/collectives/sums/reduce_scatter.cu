@@ -43,30 +43,33 @@ using Params = ScatterParams;
 // Sums `count` packs of this rank's part from pack `done` on; load(pack, source, j) reads one of them from a rank.
 template <typename Load>
 __device__ __forceinline__ void sum_part(const ScatterParams& p, const Part& part, i64 done, i64 count, Trace& trace,
-                                         const Load& load EPILOGUE_REFERENCE) {
+                                         const Load& load, const Epilogue& apply) {
     reduce_range(count, trace, load, [&](i64 j, float (&sum)[W]) {
         trace.need(sum);
         trace.lap(TraceRole::reduce);
-        part.store(p, done + j, sum DRVFUSE_EPILOGUE_ARGUMENT);
+        part.store(p, done + j, sum, apply);
         trace.lap(TraceRole::store);
     });
 }
 
-__device__ __forceinline__ void reduce_scatter(const Params& p, Trace& trace EPILOGUE_REFERENCE) {
+__device__ __forceinline__ void reduce_scatter(const Params& p, Trace& trace, const Epilogue& apply) {
     const Part part(p, NODES ? 0 : p.call.rank);
 #if !DRVFUSE_LOCAL
     Barrier<RANKS> barrier(p.call, trace);
     if (!barrier.arrive_and_wait(false)) return;
 #endif
 #if DRVFUSE_NODES
-    sum_part(p, part, 0, part.packs(), trace, [&](SumPack& pack, int, i64 j) {
-        add_nodes(pack, p.node, p.node.sums + j * SUM_BYTES,
-                  [&](SumPack& of_node, const char* from) { part.read(of_node, from, j); });
-    } DRVFUSE_EPILOGUE_ARGUMENT);
+    sum_part(
+        p, part, 0, part.packs(), trace,
+        [&](SumPack& pack, int, i64 j) {
+            add_nodes(pack, p.node, p.node.sums + j * SUM_BYTES,
+                      [&](SumPack& of_node, const char* from) { part.read(of_node, from, j); });
+        },
+        apply);
 #elif !DRVFUSE_STAGED
-    sum_part(p, part, 0, part.packs(), trace, [&](InPack& pack, int source, i64 j) {
-        part.load(pack, p.call.sources[source], j);
-    } DRVFUSE_EPILOGUE_ARGUMENT);
+    sum_part(
+        p, part, 0, part.packs(), trace,
+        [&](InPack& pack, int source, i64 j) { part.load(pack, p.call.sources[source], j); }, apply);
 #if !DRVFUSE_LOCAL
     if (!FAULT("scatter-start-barrier-only") && !barrier.arrive_and_wait(true)) return;
     barrier.finish();
@@ -90,13 +93,16 @@ __device__ __forceinline__ void reduce_scatter(const Params& p, Trace& trace EPI
         }
         trace.lap(TraceRole::stage);
         if (!FAULT("scatter-staging-unpublished") && !barrier.arrive_and_wait(true)) return;
-        sum_part(p, part, done, part.in_chunk(done, chunk), trace, [&](InPack& pack, int source, i64 j) {
-            if (source == p.call.rank) {
-                part.load(pack, p.call.input, done + j);
-            } else {
-                load_pack(pack, payload(p.call.workspaces[source]) + half + (p.call.rank * chunk + j) * IN_BYTES);
-            }
-        } DRVFUSE_EPILOGUE_ARGUMENT);
+        sum_part(
+            p, part, done, part.in_chunk(done, chunk), trace,
+            [&](InPack& pack, int source, i64 j) {
+                if (source == p.call.rank) {
+                    part.load(pack, p.call.input, done + j);
+                } else {
+                    load_pack(pack, payload(p.call.workspaces[source]) + half + (p.call.rank * chunk + j) * IN_BYTES);
+                }
+            },
+            apply);
         half = RANKS * chunk * IN_BYTES - half;
     }
     barrier.finish();
@@ -106,8 +112,9 @@ __device__ __forceinline__ void reduce_scatter(const Params& p, Trace& trace EPI
 extern "C" __global__ void __launch_bounds__(512, 1)
     reduce_scatter_one_stage(const __grid_constant__ Params p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    const Epilogue apply{DRVFUSE_EPILOGUE_ARGUMENT};
     begin(p.call);
     follow_producer(trace);
-    reduce_scatter(p, trace DRVFUSE_EPILOGUE_ARGUMENT);
+    reduce_scatter(p, trace, apply);
     end(p.call, trace);
 }

@@ -90,13 +90,13 @@ __device__ __forceinline__ void send_peers(InPack (&packs)[RANKS], const Scatter
 }
 
 __device__ __forceinline__ void reduce(const ScatterPushParams& p, Pushing& push, Trace& trace, const Place& at,
-                                       const InPack& own EPILOGUE_REFERENCE) {
+                                       const InPack& own, const Epilogue& apply) {
     const Part part(p, p.call.rank);
     float sum[W];
     sum_received(sum, push, own, offset_of(at), stride_of(p), p.call.rank, is_sent(p, part, at));
     trace.need(sum);
     trace.lap(TraceRole::receive);
-    if (is_sent(p, part, at) && at.index < part.packs()) part.store(p, at.index, sum DRVFUSE_EPILOGUE_ARGUMENT);
+    if (is_sent(p, part, at) && at.index < part.packs()) part.store(p, at.index, sum, apply);
     trace.lap(TraceRole::store);
 }
 
@@ -109,6 +109,7 @@ constexpr int SMALL_BLOCKS = RANKS > 4 ? 4 : RANKS > 2 ? 6 : 8;
 extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? LARGE_BLOCKS : SMALL_BLOCKS)
     DRVFUSE_KERNEL(const __grid_constant__ ScatterPushParams p DRVFUSE_EPILOGUE_PARAMETER DRVFUSE_TRACE_PARAMETER) {
     Trace trace{DRVFUSE_TRACE_ARGUMENT};
+    const Epilogue apply{DRVFUSE_EPILOGUE_ARGUMENT};
     begin(p.call);
 #pragma unroll
     for (int rank = 0; rank < RANKS; ++rank)
@@ -142,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS, MOST_THREADS > 128 ? 
             if (unit < behind) continue;
             const Place due = DEPTH == 0 ? now : place(p, round, unit - behind);
             if (DEPTH > 0) own = load_of(p, own_part, due);
-            reduce(p, push, trace, due, own DRVFUSE_EPILOGUE_ARGUMENT);
+            reduce(p, push, trace, due, own, apply);
         }
     }
     end(p.call, trace);
