@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from .module import Unit
 
 
+_SHORT = 40  # functions of fewer PTX instructions are inlined
+
+
 def emit_module(unit: Unit) -> None:
     """Emit all variables and functions of a raw module."""
     for v in unit.module.variables.values():
@@ -31,8 +34,8 @@ def emit_module(unit: Unit) -> None:
                 t = _type(v)
                 arguments.append(f"{t} %c{i}")
                 prologue.append(f"store {t} %c{i}, ptr {pointer}")
-        linkage = "" if fn.visible else "internal "
-        signature = f'define {linkage}{_result(fn.returns)} @"{unit.prefix}{fn.name}"({", ".join(arguments)})'
+        linkage, inlined = ("", "") if fn.visible else ("internal ", " alwaysinline" if len(fn.body) < _SHORT else "")
+        signature = f'define {linkage}{_result(fn.returns)} @"{unit.prefix}{fn.name}"({", ".join(arguments)}){inlined}'
         unit.text.append(g.function(signature, prologue))
 
 
