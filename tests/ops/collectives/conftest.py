@@ -10,33 +10,53 @@ import pytest
 
 import drvfuse as df
 
-_SHARED_BLOCKS = 80
-"""The budgets of shared groups sum to at most this many multiprocessors. An emulated GPU has 132, and groups that a
-test opens for itself need the rest."""
+_SHARED_BLOCKS = 64
+"""The budgets of shared groups sum to at most this many multiprocessors. A GPU has 132, and the group that a test of
+another folder opens for itself needs 64, the default."""
+
+
+class SharedGroups:
+    """The groups that tests share, by their number of ranks and options, in the order of their last use."""
+
+    def __init__(self, driver: str) -> None:
+        self._driver = driver
+        self._groups: dict[Any, df.Group] = {}
+
+    def open(self, n: int, **options: Any) -> df.Group:
+        """A group of n ranks. If all budgets together would exceed `_SHARED_BLOCKS`, the groups whose last use is
+        longest ago are closed."""
+        options = {"max_blocks": 4, "workspace_bytes": 1 << 20, **options}
+        key = (n, tuple(sorted(options.items())))
+        group = self._groups.pop(key, None)
+        if group is None:
+            self.close(options["max_blocks"])
+            group = df.Group.local(n, driver=self._driver, **options)
+        self._groups[key] = group
+        return group
+
+    def close(self, wanted: int = _SHARED_BLOCKS) -> None:
+        """Close groups until `wanted` multiprocessors of those for shared groups are free."""
+        while self._groups and wanted + sum(dict(at)["max_blocks"] for _, at in self._groups) > _SHARED_BLOCKS:
+            self._groups.pop(next(iter(self._groups))).close()
 
 
 @pytest.fixture(scope="session")
-def open_group(driver: str) -> Iterator[Callable[..., df.Group]]:
-    """`open_group(n, **options)`: a group of n ranks, kept open and shared by tests that ask for the same options.
+def shared_groups(driver: str) -> Iterator[SharedGroups]:
+    groups = SharedGroups(driver)
+    yield groups
+    groups.close()
 
-    If all budgets together would exceed `_SHARED_BLOCKS`, the groups whose last use is longest ago are closed.
-    """
-    groups: dict[Any, df.Group] = {}
 
-    def find(n: int, **options: Any) -> df.Group:
-        options = {"max_blocks": 4, "workspace_bytes": 1 << 20, **options}
-        key = (n, tuple(sorted(options.items())))
-        group = groups.pop(key, None)
-        if group is None:
-            while groups and options["max_blocks"] + sum(dict(at)["max_blocks"] for _, at in groups) > _SHARED_BLOCKS:
-                groups.pop(next(iter(groups))).close()
-            group = df.Group.local(n, driver=driver, **options)
-        groups[key] = group  # at the end: the dictionary is in the order of last use
-        return group
+@pytest.fixture(scope="session")
+def open_group(shared_groups: SharedGroups) -> Callable[..., df.Group]:
+    """`open_group(n, **options)`: a group of n ranks, kept open and shared by tests that ask for the same options."""
+    return shared_groups.open
 
-    yield find
-    for group in groups.values():
-        group.close()
+
+@pytest.fixture
+def whole_devices(shared_groups: SharedGroups) -> None:
+    """No shared group is open, so that a test's own groups may have nearly all multiprocessors."""
+    shared_groups.close()
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from drvfuse.ops.call import faults
 from drvfuse.ops.collectives.moves.kernel import ALGOS
 
 # The limit is high, as the number of calls can be set, and about fifty kernels are compiled first on a GPU.
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.usefixtures("whole_devices")]
 
 VERIFY = r"""
 // Lets its dependents start at once and waits for the call: between two collectives it makes them a chain.
@@ -154,8 +154,7 @@ def stress(driver: Any, n: int, rng: np.random.Generator, kinds: Any, number: in
     """Launch `number` calls of two groups, among them replays of a graph of six calls, with epochs that pass 2**32."""
     options = {"driver": driver, "workspace_bytes": 32 << 10 if kinds is FEW else 1 << 20, "max_blocks": 4}
     if kinds is MANY:
-        # The two groups share the devices with groups that other tests keep open in this process. So each of the two
-        # takes 56 of the 132 multiprocessors of an H200.
+        # Each of the two groups takes 56 of the 132 multiprocessors of an H200; no shared group is open.
         options["max_blocks"] = df.device(0, driver=driver).sm_count * 14 // 33
     with (
         faults.in_kernels(fault),
