@@ -31,6 +31,7 @@ from ..runtime.stream import Stream
 from ..trace import statistics
 from ..trace.buffer import Trace
 
+RESULTS = 4  # the cases of `cases`
 BURST = 50  # the number of calls in a burst; their launches fit into a stream's queue
 BURSTS = 41
 COLUMNS = 4096
@@ -98,12 +99,12 @@ def cases(driver: Driver, ranks: int) -> Iterator[list[Case]]:
         ]
 
 
-def measure(driver: Driver, ranks: int) -> list[dict[str, Any]]:
-    """For each case, and each way of launching its call, the microseconds of one call. They are medians over bursts of
-    calls; the bursts of the different ways alternate.
+def measure(driver: Driver, ranks: int) -> Iterator[dict[str, Any]]:
+    """Yield for each case, and each way of launching its call, the microseconds of one call. They are medians over
+    bursts of calls; the bursts of the different ways alternate.
     """
     with cases(driver, ranks) as every:
-        return [_measured(case) for case in every]
+        yield from map(_measured, every)
 
 
 def _measured(case: Case) -> dict[str, Any]:

@@ -57,6 +57,12 @@ def received_bytes(op: str, algo: str, ranks: int, rows: int, columns: int, form
     return both[algo == "push_two_shot"]
 
 
+def timed(op: str, columns: int, forms: Sequence[str]) -> list[str]:
+    """The forms that are timed for an op and a number of columns: the plain one, and those of `forms` that fit."""
+    every = dict.fromkeys((PLAIN, *forms))
+    return [name for name in every if FORMS[name].fits(columns) and (op != "all_gather" or FORMS[name].gathered)]
+
+
 def measure(
     group: Group, ops: Sequence[str], shapes: Sequence[tuple[int, int]], forms: Sequence[str], settings: Settings
 ) -> Iterator[dict[str, Any]]:
@@ -69,10 +75,8 @@ def measure(
         for rows, columns in shapes:
             sets = sets_of(2 * rows * columns, settings.sets)
             plain: dict[str, Any] = {}
-            for name in dict.fromkeys((PLAIN, *forms)):
+            for name in timed(op, columns, forms):
                 form = FORMS[name]
-                if not form.fits(columns) or (op == "all_gather" and not form.gathered):
-                    continue
                 times = _calls(group, op, rows, columns, sets, form).times("auto", settings.calls)
                 plain = plain or times
                 yield {

@@ -33,6 +33,8 @@ _SETS = 4
 _ROUNDS = 60
 _TRACE_BYTES = 32 << 20
 
+RESULTS = len(SHAPES) * len(OPS) * len(_ALGORITHMS) + 1
+"""The number of results of `measure`."""
 Calls = Sequence[Callable[[], object]]
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ..comm.group import Group
@@ -59,16 +59,21 @@ LEAST = Effort(sets=1, calls=1, fewer=512)
 """The effort for emulated devices, whose times have no meaning."""
 
 
-def measure(group: Group, effort: Effort = FULL) -> Mapping[str, Cost]:
-    """Measure the constants of `plans.tuning` on this group. Calls run back to back in a graph with PDL, on inputs with
-    COLUMNS columns of bfloat16.
+def measure(group: Group, effort: Effort = FULL) -> Iterator[tuple[str, Cost]]:
+    """Yield each constant of `plans.tuning`, measured on this group. Calls run back to back in a graph with PDL, on
+    inputs with COLUMNS columns of bfloat16.
 
     The algorithm "relay" is left out on fewer than three ranks. Raises DrvfuseError if the results of an algorithm on a
     rank differ in a bit from those of `drvfuse.reference`. All ranks get the same constants, since one process measures
     them.
     """
-    some = {name: one for name, one in MEASUREMENTS.items() if group.size > 2 or one.algo != "relay"}
-    return {name: _cost(group, one, effort) for name, one in some.items()}
+    for name, one in measured(group.size).items():
+        yield name, _cost(group, one, effort)
+
+
+def measured(ranks: int) -> dict[str, Measurement]:
+    """The measurements on that number of ranks."""
+    return {name: one for name, one in MEASUREMENTS.items() if ranks > 2 or one.algo != "relay"}
 
 
 def _cost(group: Group, one: Measurement, effort: Effort) -> Cost:

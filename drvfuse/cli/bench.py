@@ -31,7 +31,7 @@ from ..trace.plot import check_image
 from . import bench_groups
 from .bench_options import Started, real, require, row_shapes, shapes_of
 from .shapes import gemv_shape, matrix_shape
-from .terminal import progress
+from .terminal import counting
 
 
 def _fp8_shape(text: str) -> tuple[int, int]:
@@ -55,20 +55,20 @@ def _floor(gpu: Device) -> tuple[str, float]:
 def _fp8(arguments: argparse.Namespace) -> Started:
     shapes, gpu = shapes_of(arguments, _fp8_shape, coat.SHAPES), _gpu(arguments)
     note, bandwidth = _floor(gpu)
-    return note, (coat.measure(gpu, *shape, bandwidth, arguments.torch) for shape in shapes)
+    return note, (coat.measure(gpu, *shape, bandwidth, arguments.torch) for shape in shapes), len(shapes)
 
 
 def _siblings(arguments: argparse.Namespace) -> Started:
     shapes, gpu = shapes_of(arguments, _fp8_shape, coat_siblings.SHAPES), _gpu(arguments)
     note, bandwidth = _floor(gpu)
-    return note, (coat_siblings.measure(gpu, *shape, bandwidth) for shape in shapes)
+    return note, (coat_siblings.measure(gpu, *shape, bandwidth) for shape in shapes), len(shapes)
 
 
 def _rmsnorm_fp8(arguments: argparse.Namespace) -> Started:
     shapes = row_shapes(arguments, norm.SHAPES)
     gpu = _gpu(arguments)
     note, bandwidth = _floor(gpu)
-    return note, (norm.measure(gpu, *shape, bandwidth, arguments.torch) for shape in shapes)
+    return note, (norm.measure(gpu, *shape, bandwidth, arguments.torch) for shape in shapes), len(shapes)
 
 
 def _gemv(arguments: argparse.Namespace) -> Started:
@@ -79,13 +79,17 @@ def _gemv(arguments: argparse.Namespace) -> Started:
     shapes, gpu = shapes_of(arguments, gemv_shape, gemv.SHAPES), _gpu(arguments)
     bench = gemv.Bench(gpu, arguments.torch)
     note = f"{gpu.name}: microseconds per call, bfloat16, {arguments.rows} rows of act; read: a kernel that only reads"
-    return note, (bench.measure(*shape, arguments.rows) for shape in shapes)
+    return note, (bench.measure(*shape, arguments.rows) for shape in shapes), len(shapes)
 
 
 def _emulator(arguments: argparse.Namespace) -> Started:
     rows, cols = matrix_shape(arguments.shape) if arguments.shape else emulator.SHAPE
     note = f"emulated driver, {arguments.gpus} GPUs, fused op, {rows} x {cols} bfloat16: CPU seconds per call"
-    return note, emulator.measure(arguments.gpus, rows, cols, arguments.calls, arguments.seeds)
+    return (
+        note,
+        emulator.measure(arguments.gpus, rows, cols, arguments.calls, arguments.seeds),
+        2 * len(emulator.ALGORITHMS),
+    )
 
 
 _BENCHMARKS: dict[str, tuple[Any, Callable[[argparse.Namespace], Started]]] = {
@@ -120,10 +124,11 @@ def run_bench(arguments: argparse.Namespace) -> int:
     if getattr(arguments, "torch", False):
         require("--torch", "torch")
     results = []
-    with progress("measuring", show=True):
-        note, measured = start(arguments)
+    note, measured, total = start(arguments)
+    with counting(f"results of bench {arguments.benchmark}", total, show=True) as done:
         for result in measured:
             results.append(result)
+            done()
             if arguments.out:
                 Path(arguments.out).write_text(json.dumps(results, indent=1))
     print(note)

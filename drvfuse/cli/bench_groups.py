@@ -42,7 +42,7 @@ def time_collectives(arguments: argparse.Namespace) -> Started:
     with_peers = _with_peers(arguments)
     group = _group(arguments, multimem)
     measured = partial(collectives.measure, group, op, shapes, algos, residuals, _settings(arguments), with_peers)
-    return _head(arguments, op, group), _while_open(group, lambda: measured(multimem))
+    return _head(arguments, op, group), _while_open(group, lambda: measured(multimem)), len(shapes) * len(residuals)
 
 
 def _with_peers(arguments: argparse.Namespace) -> bool:
@@ -96,9 +96,8 @@ def time_moves(arguments: argparse.Namespace) -> Started:
     with_peers = _with_peers(arguments)
     group = _group(arguments)
     kib, settings = arguments.kib or moves.KIB, _settings(arguments, calls=40)
-    return _head(arguments, op, group), _while_open(
-        group, lambda: moves.measure(group, op, kib, algos, settings, with_peers)
-    )
+    measured = partial(moves.measure, group, op, kib, algos, settings, with_peers)
+    return _head(arguments, op, group), _while_open(group, measured), len(kib)
 
 
 def time_forms(arguments: argparse.Namespace) -> Started:
@@ -114,20 +113,21 @@ def time_forms(arguments: argparse.Namespace) -> Started:
                 )
     group = _group(arguments)
     measured = partial(rows_forms.measure, group, ops, shapes, forms, _settings(arguments, calls=40))
-    return _head(arguments, "fused norms", group), _while_open(group, measured)
+    total = sum(len(rows_forms.timed(op, columns, forms)) for op in ops for _, columns in shapes)
+    return _head(arguments, "fused norms", group), _while_open(group, measured), total
 
 
 def time_traces(arguments: argparse.Namespace) -> Started:
     with real():
         group = Group.local(arguments.gpus, driver="cuda")
     note = f"{group.size} x {group[0].device.name}: microseconds per call, bfloat16"
-    return note, _while_open(group, lambda: trace_cost.measure(group))
+    return note, _while_open(group, lambda: trace_cost.measure(group)), trace_cost.RESULTS
 
 
 def time_host(arguments: argparse.Namespace) -> Started:
     driver = _driver_of(arguments, least=1)
     note = f"microseconds of the calling thread per call, driver {driver.name}{_meaning(driver)}"
-    return note, iter(host.measure(driver, arguments.gpus))
+    return note, host.measure(driver, arguments.gpus), host.RESULTS
 
 
 def _driver_of(arguments: argparse.Namespace, least: int) -> Driver:
@@ -170,7 +170,8 @@ def time_processes(arguments: argparse.Namespace) -> Started:
         with processes.Workers(arguments.driver, group.size, arguments.nodes) as workers:
             yield from processes.measure(group, workers, ops, shapes, algos, _settings(arguments))
 
-    return _head(arguments, "collectives", group), _while_open(group, measured)
+    total = len(shapes) * sum(algo in ALGORITHMS[op] for op in ops for algo in algos)
+    return _head(arguments, "collectives", group), _while_open(group, measured), total
 
 
 def time_nodes(arguments: argparse.Namespace) -> Started:
@@ -182,7 +183,7 @@ def time_nodes(arguments: argparse.Namespace) -> Started:
     settings, count = _settings(arguments, calls=40), _nodes_of(arguments)
     exchange = "in_process" if arguments.driver == "emu" else "nccl"
     measured = nodes.measure(driver, arguments.gpus, count, exchange, ops, shapes, settings)
-    return f"{arguments.gpus} GPUs as {arguments.nodes} nodes{_meaning(driver)}", measured
+    return f"{arguments.gpus} GPUs as {arguments.nodes} nodes{_meaning(driver)}", measured, len(ops) * len(shapes)
 
 
 def _nodes_of(arguments: argparse.Namespace) -> int:

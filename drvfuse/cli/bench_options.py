@@ -16,8 +16,9 @@ from ..plans.rows import MAX_COLUMNS
 from ..runtime.multicast_support import VETOES, refuse_vetoed
 from .shapes import matrix_shape
 
-Started = tuple[str, Iterator[dict[str, Any]]]
-"""The heading of the table, and an iterator over its rows, which measures each row when it is requested."""
+Started = tuple[str, Iterator[dict[str, Any]], int]
+"""The heading of the table, an iterator over its results, which measures each when it is requested, and their number.
+"""
 
 _Shape = TypeVar("_Shape", bound=tuple[int, ...])
 

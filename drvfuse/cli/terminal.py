@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+
+EVERY = 10.0  # seconds between two lines about the progress of a command
 
 
 def progress(text: str, *, show: bool) -> contextlib.AbstractContextManager[object]:
@@ -22,14 +26,40 @@ def progress(text: str, *, show: bool) -> contextlib.AbstractContextManager[obje
 
 @contextlib.contextmanager
 def counting(text: str, total: int, *, show: bool) -> Iterator[Callable[[], None]]:
-    """Show, as `progress` does, how many of `total` are done. Yields a function; each call counts one more as done."""
-    with progress(f"0 of {total} {text}", show=show) as status:
-        count = 0
+    """Say on standard error how many of `total` are done: in a spinner on a terminal, otherwise in a line every `EVERY`
+    seconds; nothing if not `show`. Yields a function; each call counts one more as done."""
+    count, start = 0, time.monotonic()
+
+    def said() -> str:
+        return f"{count} of {total} {text}"
+
+    with contextlib.ExitStack() as stack:
+        status = stack.enter_context(progress(said(), show=show))
+        if show and status is None:
+            stack.enter_context(_lines(lambda: f"{said()} after {time.monotonic() - start:.0f} s"))
 
         def done() -> None:
             nonlocal count
             count += 1
             if status is not None:
-                status.update(f"{count} of {total} {text}")  # type: ignore[attr-defined]
+                status.update(said())  # type: ignore[attr-defined]
 
         yield done
+
+
+@contextlib.contextmanager
+def _lines(said: Callable[[], str]) -> Iterator[None]:
+    """Print what `said` returns every `EVERY` seconds, for a `with` block."""
+    ended = threading.Event()
+
+    def speak() -> None:
+        while not ended.wait(EVERY):
+            print(said(), file=sys.stderr, flush=True)
+
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        speaker.join()

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import argparse
 
-from ..bench.tune import FULL, LEAST, measure
+from ..bench.tune import FULL, LEAST, measure, measured
 from ..comm.group import Group
 from ..errors import ArgumentError
 from ..ops.collectives.shared import tuned
 from ..runtime.device import device as open_device
 from ..runtime.driver import get_driver
-from .terminal import progress
+from .terminal import counting
 
 
 def run_tune(arguments: argparse.Namespace) -> int:
@@ -33,8 +33,14 @@ def run_tune(arguments: argparse.Namespace) -> int:
     if emulated:
         print("the times of emulated devices have no meaning, so nothing is stored")
     blocks, effort = (4, LEAST) if emulated else (None, FULL)  # None: push launches may fill all multiprocessors
-    with progress("measuring", show=True), Group.local(devices, driver=driver, max_blocks=blocks) as group:
-        found = measure(group, effort)
+    found = {}
+    with (
+        counting("constants measured", len(measured(len(devices))), show=True) as done,
+        Group.local(devices, driver=driver, max_blocks=blocks) as group,
+    ):
+        for field, cost in measure(group, effort):
+            found[field] = cost
+            done()
     for field, cost in found.items():
         print(f"{name}: {field:15} {cost.base_us:8.2f} us + {cost.bytes_per_us / 1e3:8.1f} GB/s")
     if not emulated:
