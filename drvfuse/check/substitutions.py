@@ -16,7 +16,7 @@ from ..comm.ordering import RankOrder
 from ..comm.partial import PartialCalls
 from ..nodes.in_process import InProcess
 from ..ops.collectives.moves import call as moving
-from ..ops.collectives.moves import over_nodes as node_moving
+from ..ops.collectives.moves import over_nodes
 from ..runtime.kernel import Kernel
 from ..runtime.launch import Configuration, Launch
 from ..runtime.stream import Stream
@@ -93,4 +93,4 @@ CLEARED_FLAGS = Substitution(Group, "admit", _with_cleared_flags)
 NO_MEETING = Substitution(InProcess, "_meet", nothing)
 ANY_ORDER = Substitution(PartialCalls, "begin", nothing)
 NEVER_STAGED = Substitution(moving.MoveCall, "direct", _always)
-NO_BARRIER_FIRST = Substitution(node_moving.NodeMoveCall, "_barrier_first", _never)
+NO_BARRIER_FIRST = Substitution(over_nodes.NodeMoveCall, "_barrier_first", _never)

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drvfuse.errors import ArgumentError
-from drvfuse.plans import moves
-from drvfuse.plans import moves_over_nodes as node_moves
+from drvfuse.plans import moves, moves_over_nodes
 from drvfuse.plans.moves_over_nodes import Inside, NodeRanks, Place
 
 LAYOUTS = [(0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 2), (0, 0, 0, 1, 1, 1), (0, 1, 1, 0, 2, 2)]
@@ -59,7 +58,7 @@ def test_the_steps_of_an_all_gather_bring_every_byte_of_two_arrays(of, rng):
     tables = [moves.all_gather(rows, nbytes) for nbytes in (24, 4)]
     inputs = [random_bytes(rng, [count * nbytes for count in rows]) for nbytes in (24, 4)]
     outputs = [[np.zeros(sum(rows) * nbytes, np.uint8) for _ in of] for nbytes in (24, 4)]
-    run(node_moves.all_gather(tables, NodeRanks(of)), of, inputs, outputs)
+    run(moves_over_nodes.all_gather(tables, NodeRanks(of)), of, inputs, outputs)
     for part, arrays in zip(inputs, outputs, strict=True):
         assert all((array == np.concatenate(part)).all() for array in arrays)
 
@@ -69,7 +68,7 @@ def test_the_steps_of_an_all_gather_bring_every_byte_of_two_arrays(of, rng):
 def test_the_steps_of_a_broadcast_bring_every_byte_from_any_root(of, nbytes, rng):
     for root in range(len(of)):
         inputs, outputs = random_bytes(rng, [nbytes] * len(of)), [np.zeros(nbytes, np.uint8) for _ in of]
-        run(node_moves.broadcast(nbytes, root, NodeRanks(of)), of, [inputs], [outputs])
+        run(moves_over_nodes.broadcast(nbytes, root, NodeRanks(of)), of, [inputs], [outputs])
         assert all((array == inputs[root]).all() for array in outputs)
 
 
@@ -85,7 +84,7 @@ def test_the_steps_of_an_all_to_all_bring_every_byte_with_any_payload_size(of, p
     outputs = inputs if in_place else [np.zeros(size, np.uint8) for size in (splits.sum(0) * 24).tolist()]
     cuts = [np.split(values, np.cumsum(row[:-1]) * 24) for values, row in zip(inputs, splits, strict=True)]
     expected = [np.concatenate([of_rank[j] for of_rank in cuts]) for j in range(n)]
-    steps = node_moves.all_to_all(moves.all_to_all(splits.tolist(), 24), NodeRanks(of), payload_bytes)
+    steps = moves_over_nodes.all_to_all(moves.all_to_all(splits.tolist(), 24), NodeRanks(of), payload_bytes)
     run(steps, of, [inputs], [outputs], payload_bytes)
     assert all((array == wanted).all() for array, wanted in zip(outputs, expected, strict=True))
 
@@ -93,15 +92,15 @@ def test_the_steps_of_an_all_to_all_bring_every_byte_with_any_payload_size(of, p
 def test_a_payload_without_room_for_a_pack_of_every_rank_is_refused():
     table = moves.all_to_all([[1] * 4] * 4, 24)
     with pytest.raises(ArgumentError, match="at least 32"):
-        node_moves.all_to_all(table, NodeRanks((0, 0, 1, 1)), 31)
+        moves_over_nodes.all_to_all(table, NodeRanks((0, 0, 1, 1)), 31)
 
 
 def test_steps_without_bytes_are_left_out():
     ranks = NodeRanks((0, 0, 1, 1))
     only_inside = [[5 if i // 2 == j // 2 else 0 for j in range(4)] for i in range(4)]
-    assert len(node_moves.all_to_all(moves.all_to_all(only_inside, 3), ranks, 4096)) == 1
-    assert len(node_moves.all_gather([moves.all_gather([0, 0, 3, 0], 8)], ranks)) == 3
-    assert [type(step) for step in node_moves.broadcast(8, 0, NodeRanks((0, 1)))] == [Inside, tuple]
+    assert len(moves_over_nodes.all_to_all(moves.all_to_all(only_inside, 3), ranks, 4096)) == 1
+    assert len(moves_over_nodes.all_gather([moves.all_gather([0, 0, 3, 0], 8)], ranks)) == 3
+    assert [type(step) for step in moves_over_nodes.broadcast(8, 0, NodeRanks((0, 1)))] == [Inside, tuple]
 
 
 @given(of=st.sampled_from(LAYOUTS), data=st.data())
@@ -110,10 +109,10 @@ def test_a_kernel_is_planned_for_the_largest_work_of_any_node(of, data):
     n = len(of)
     splits = data.draw(st.lists(st.lists(st.integers(0, 40), min_size=n, max_size=n), min_size=n, max_size=n))
     row_bytes = data.draw(st.sampled_from([3, 16]))
-    steps = node_moves.all_to_all(moves.all_to_all(splits, row_bytes), ranks, 1 << 20)
+    steps = moves_over_nodes.all_to_all(moves.all_to_all(splits, row_bytes), ranks, 1 << 20)
     for step in steps:
         if isinstance(step, Inside):
-            work = node_moves.work_of(step, ranks)
+            work = moves_over_nodes.work_of(step, ranks)
             each = [moves.MoveWork((ranks.of_node(step.tables[0], node),), False) for node in range(ranks.count)]
             assert work.ranks == ranks.inside
             assert work.most == max(one.most for one in each)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .... import dtypes
 from ....errors import ArgumentError, kind_of
-from ....plans import moves
-from ....plans import moves_over_nodes as node_moves
+from ....plans import moves, moves_over_nodes
 from ....plans.moves_over_nodes import NodeRanks
 from ....plans.moves_scales import Arrangement
 from ....plans.quantisation import Quantisation
@@ -24,7 +23,7 @@ from ...call.prepared import Prepared
 from ...call.streams import Streams, resolve_streams
 from ..shared.split import lengths
 from . import call as moving
-from . import over_nodes as node_moving
+from . import over_nodes
 from .part import MovePart
 
 if TYPE_CHECKING:
@@ -123,8 +122,8 @@ def all_gather(
     if group.link is not None:
         tables, arrangement = [part.table for part in parts], parts[-1].arrangement
         ranks, payload_bytes = NodeRanks(group.layout.of), group.workspace.payload_bytes
-        steps = node_moves.all_gather(tables, ranks, arrangement, payload_bytes)
-        return node_moving.prepare(common, described, parts, steps, queues, result)
+        steps = moves_over_nodes.all_gather(tables, ranks, arrangement, payload_bytes)
+        return over_nodes.prepare(common, described, parts, steps, queues, result)
     return moving.prepare(common, described, parts, queues, result, same=True)
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ....errors import ArgumentError, counted, kind_of
-from ....plans import moves
-from ....plans import moves_over_nodes as node_moves
+from ....plans import moves, moves_over_nodes
 from ....plans.moves_over_nodes import NodeRanks
 from ....runtime.array import Array
 from ....runtime.interop import ArrayLike
@@ -22,7 +21,7 @@ from ...call.prepared import Prepared
 from ...call.streams import Streams, resolve_streams
 from ..shared.split import lengths
 from . import call as moving
-from . import over_nodes as node_moving
+from . import over_nodes
 from .part import MovePart
 
 if TYPE_CHECKING:
@@ -84,8 +83,8 @@ def all_to_all(
     result = values[0] if operands.is_bare(group, inputs) else values
     in_place = any(s.ptr == t.ptr and s.ptr for s, t in zip(sources, targets, strict=True))
     if group.link is not None:
-        steps = node_moves.all_to_all(table, NodeRanks(group.layout.of), group.workspace.payload_bytes)
-        return node_moving.prepare(common, described, parts, steps, queues, result, in_place)
+        steps = moves_over_nodes.all_to_all(table, NodeRanks(group.layout.of), group.workspace.payload_bytes)
+        return over_nodes.prepare(common, described, parts, steps, queues, result, in_place)
     return moving.prepare(common, described, parts, queues, result, same=False, in_place_hazard=in_place)
 
 

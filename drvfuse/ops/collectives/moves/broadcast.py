@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ....errors import require_integer
-from ....plans import moves
-from ....plans import moves_over_nodes as node_moves
+from ....plans import moves, moves_over_nodes
 from ....plans.moves_over_nodes import NodeRanks
 from ....runtime.array import Array
 from ....runtime.interop import ArrayLike
@@ -18,7 +17,7 @@ from ...call.options import PDLLevel
 from ...call.prepared import Prepared
 from ...call.streams import Streams, resolve_streams
 from . import call as moving
-from . import over_nodes as node_moving
+from . import over_nodes
 from .kernel import RELAY
 from .part import MovePart
 
@@ -64,6 +63,6 @@ def broadcast(
     result = values[0] if operands.is_bare(group, inputs) else values
     parts = [MovePart(sources, targets, table)]
     if group.link is not None:
-        steps = node_moves.broadcast(first.array.nbytes, int(root), NodeRanks(group.layout.of))
-        return node_moving.prepare(common, text, parts, steps, queues, result)
+        steps = moves_over_nodes.broadcast(first.array.nbytes, int(root), NodeRanks(group.layout.of))
+        return over_nodes.prepare(common, text, parts, steps, queues, result)
     return moving.prepare(common, text, parts, queues, result, same=True, root=int(root))

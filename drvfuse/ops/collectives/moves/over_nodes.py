@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ....comm.workspace import PAYLOAD_OFFSET
 from ....errors import ArgumentError
-from ....plans import moves
-from ....plans import moves_over_nodes as node_moves
+from ....plans import moves, moves_over_nodes
 from ....plans.moves_over_nodes import Crossing, Inside, NodeRanks, Place
 from ....plans.traffic import NONE, Traffic
 from ....runtime.array import view
@@ -116,7 +115,7 @@ def prepare(
     common: CallOptions,
     text: str,
     parts: Sequence[MovePart],
-    steps: Sequence[node_moves.Step],
+    steps: Sequence[moves_over_nodes.Step],
     queues: Sequence[Stream],
     result: R,
     in_place_hazard: bool = False,
@@ -142,7 +141,7 @@ class NodeMoveCall:
     common: CallOptions
     described: str
     parts: Sequence[MovePart]
-    steps: Sequence[node_moves.Step]
+    steps: Sequence[moves_over_nodes.Step]
     in_place_hazard: bool
 
     @property
@@ -168,7 +167,7 @@ class NodeMoveCall:
                     tables = tuple(self.ranks.of_node(table, node) for table in step.tables)
                     total += moves.traffic(moves.MoveWork(tables, step.same, step.root), kernel.algo, kernel.staged)
             else:
-                total += node_moves.crossing_traffic(step)
+                total += moves_over_nodes.crossing_traffic(step)
         return total
 
     def sequence(self) -> tuple[LaunchSequence, list[Ready]]:
@@ -214,7 +213,7 @@ class NodeMoveCall:
         # A relay passes on the bytes of one rank, the root of a step. Steps without a root are pushed.
         if common.algo == RELAY and step.root is None:
             common = replace(common, algo="push")
-        call = MoveCall(self.text, common, found, node_moves.work_of(step, self.ranks), hazard, "", False)
+        call = MoveCall(self.text, common, found, moves_over_nodes.work_of(step, self.ranks), hazard, "", False)
         if step.target is not Place.PAYLOAD:
             first, *others = call.algorithms()
             algo = others[-1] if others and first in moves.PUSH and not self._has_slots(call) else first
@@ -238,7 +237,7 @@ class NodeMoveCall:
         ]
         rows = _NoRows(payloads, payloads, self.ranks.table({}))
         found = [rows, FromPayloads(payloads, targets, step.tables[-1])]
-        work = node_moves.work_of(replace(step, tables=(rows.table, step.tables[-1])), self.ranks)
+        work = moves_over_nodes.work_of(replace(step, tables=(rows.table, step.tables[-1])), self.ranks)
         return MoveCall(self.text, self.common, found, work, False, "pull", False)
 
     def _has_slots(self, call: MoveCall) -> bool:

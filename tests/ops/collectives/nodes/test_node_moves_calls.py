@@ -10,7 +10,7 @@ from moves_support import LAYOUTS, exchange_table, off, on_ranks, quantised, wor
 import drvfuse as df
 from drvfuse import errors, reference
 from drvfuse.nodes.in_process import InProcess
-from drvfuse.ops.collectives.moves import over_nodes as node_moving
+from drvfuse.ops.collectives.moves import over_nodes
 
 pytestmark = pytest.mark.emulated
 FORMS = [(4, 2), (3, 3)]  # ranks, nodes
@@ -221,9 +221,9 @@ def test_reported_traffic_counts_bytes_of_kernels_and_of_exchanges(open_nodes):
 def test_plain_calls_of_one_layout_are_planned_once(open_nodes, rng, monkeypatch):
     """Later calls have other arrays and prepare nothing. Calls of all_to_all are in place."""
     prepared = []
-    sequence = node_moving.NodeMoveCall.sequence
+    sequence = over_nodes.NodeMoveCall.sequence
     monkeypatch.setattr(
-        node_moving.NodeMoveCall, "sequence", lambda call: (prepared.append(call.common.op), sequence(call))[1]
+        over_nodes.NodeMoveCall, "sequence", lambda call: (prepared.append(call.common.op), sequence(call))[1]
     )
     group = open_nodes()
     splits = [[(i + 1) * (j + 1) % 5 for j in range(4)] for i in range(4)]
