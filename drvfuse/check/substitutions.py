@@ -15,8 +15,7 @@ from ..comm.group import Group
 from ..comm.ordering import RankOrder
 from ..comm.partial import PartialCalls
 from ..nodes.in_process import InProcess
-from ..ops.collectives.moves import call as moving
-from ..ops.collectives.moves import over_nodes
+from ..ops.collectives.moves import moving, over_nodes
 from ..runtime.kernel import Kernel
 from ..runtime.launch import Configuration, Launch
 from ..runtime.stream import Stream

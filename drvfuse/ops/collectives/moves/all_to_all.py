@@ -20,8 +20,7 @@ from ...call.options import PDLLevel
 from ...call.prepared import Prepared
 from ...call.streams import Streams, resolve_streams
 from ..shared.split import lengths
-from . import call as moving
-from . import over_nodes
+from . import moving, over_nodes
 from .part import MovePart
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from ...call.op import op
 from ...call.options import PDLLevel
 from ...call.prepared import Prepared
 from ...call.streams import Streams, resolve_streams
-from . import call as moving
-from . import over_nodes
+from . import moving, over_nodes
 from .kernel import RELAY
 from .part import MovePart
 

@@ -40,8 +40,8 @@ from ..shared import plan
 from ..shared import prepare as collective_call
 from ..shared.options import CallOptions
 from ..shared.tuned import Tuned
-from .call import MoveCall
 from .kernel import RELAY, MoveKernel, MoveParams
+from .moving import MoveCall
 from .part import MovePart
 
 if TYPE_CHECKING:
