@@ -37,6 +37,7 @@ from .kinds import FaultKind as FaultKind
 from .kinds import MbarrierError as MbarrierError
 from .kinds import NoticeKind as NoticeKind
 from .kinds import Range as Range
+from .layout import in_cxx
 
 # Address window -----------------------------------------------------------------------------------------------------
 WINDOW_BASE = 0x2000_0000_0000  # the lowest address of a window
@@ -60,6 +61,7 @@ KIND_INITIALISED = 0x40  # every byte of the granule counts as initialised
 KIND_FULL = 0x80  # every byte of the granule is addressable, so the shadow only says which are initialised
 
 
+@in_cxx("K_")
 class Kind(IntEnum):
     """What memory a granule of the window holds. The granule's access word has it in the low bits of its kind field."""
 
@@ -75,6 +77,7 @@ class Kind(IntEnum):
     MULTICAST = 9  # addresses of a multicast object, which have no memory of their own
 
 
+@in_cxx("OF_")
 class MemoryOf(IntEnum):
     """Whose memory an access reaches, as seen from the device that makes the access. Reports have separate counts of
     accesses for each value.
@@ -98,12 +101,14 @@ POLL_COUNT = 0xFF  # mask of Thread::polls: the number of words that are recorde
 NO_SITE = 0xFFFFFFFF  # means "no instruction" where the number of an instruction (a site) is expected
 
 
+@in_cxx("")
 class LaunchState(IntEnum):
     """The state of a launch: it runs, all its blocks have ended, or a fault has stopped it."""
 
     RUNNING, DONE, FAULTED = range(3)
 
 
+@in_cxx("R_")
 class RunEnd(IntEnum):
     """Why rt_run returned. rt_advance and rt_pass_time return MORE, too."""
 
@@ -113,6 +118,7 @@ class RunEnd(IntEnum):
     MORE = 3  # the call has reached its work limit: call the function again, with `more`
 
 
+@in_cxx("")
 class Status(IntEnum):
     """The result of a translated function: why the thread is suspended, or that it has ended.
 
@@ -130,6 +136,7 @@ class Status(IntEnum):
     CLUSTER = 8  # at barrier.cluster: op_kind = ClusterBarrier; op_a = BARRIERS, which no barrier of a block has
 
 
+@in_cxx("B_")
 class Barrier(IntEnum):
     """The op_kind of a thread that suspends with the status BARRIER: its operation on a barrier of its block."""
 
@@ -141,6 +148,7 @@ class Barrier(IntEnum):
     UNALIGNED = 8  # or-ed to the other values: lanes of one warp may arrive by different instructions
 
 
+@in_cxx("CB_")
 class ClusterBarrier(IntEnum):
     """The op_kind of a thread that suspends with the status CLUSTER: its operation on the barrier of its cluster."""
 
@@ -150,6 +158,7 @@ class ClusterBarrier(IntEnum):
     UNALIGNED = 8  # or-ed to the other values: a lane arrives without the rest of its warp
 
 
+@in_cxx("TRAP_")
 class Trap(IntEnum):
     """Why a thread suspends with the status TRAP: its op_kind."""
 
@@ -160,6 +169,7 @@ class Trap(IntEnum):
     TABLE = 4  # a branch (brx.idx) with an index outside of its table of targets
 
 
+@in_cxx("")
 class WarpOp(IntEnum):
     """The operation of a thread that suspends with the status WARPOP: its op_kind. op_mask is the member mask of the
     instruction (0xffffffff if it has none). The list has the operands and, after "->", the results.
@@ -181,12 +191,14 @@ class WarpOp(IntEnum):
     MATRIX = 21
 
 
+@in_cxx("MX_")
 class MatrixKind(IntEnum):
     """The type of a matrix's elements."""
 
     U8, S8, E4M3, E5M2, F16, BF16, F32, TF32, S32 = range(9)
 
 
+@in_cxx("MX_")
 class MatrixMethod(IntEnum):
     """The methods by which an H200 computes matrix products (docs/matrix.md)."""
 
@@ -206,6 +218,7 @@ class Clock(IntEnum):
 
 
 # Accesses: flags of rt_access(thread, addr, size, flags, site) and rt_fence(thread, flags, site) --------------------
+@in_cxx("A_")
 class Access(IntEnum):
     """Flags of an access. A Scope, an Order, a Space and a number of elements are or-ed to them, at the shifts
     below. An access without WRITE and ATOMIC is a read.
@@ -231,6 +244,7 @@ ELEMENTS_SHIFT = 18  # two bits: log2 of the number of elements of a strong acce
 UNREAD_SHIFT = 24  # for plain loads: a bit for each element whose register is never read
 
 
+@in_cxx("FENCE_")
 class Fence(IntEnum):
     """Flags of a fence. A Scope and an Order are or-ed to them, as for an access."""
 
@@ -241,18 +255,22 @@ class Fence(IntEnum):
     INIT = 1 << 13  # fence.mbarrier_init
 
 
+@in_cxx("SCOPE_")
 class Scope(IntEnum):
     CTA, CLUSTER, GPU, SYS = range(4)
 
 
+@in_cxx("ORDER_")
 class Order(IntEnum):
     RELAXED, ACQUIRE, RELEASE, ACQ_REL = range(4)
 
 
+@in_cxx("SPACE_")
 class Space(IntEnum):
     GENERIC, GLOBAL, SHARED, LOCAL, CONST, PARAM, CLUSTER = range(7)
 
 
+@in_cxx("MB_")
 class Mbarrier(IntEnum):
     """`op` of rt_mbarrier. EXPECT is expect_tx, and TEST is test_wait or try_wait. DROP is an arrival that also reduces
     the arrivals that later phases expect. NO_COMPLETE is an arrival that must not complete the phase.
@@ -261,6 +279,7 @@ class Mbarrier(IntEnum):
     INIT, INVAL, ARRIVE, EXPECT, TEST, DROP, NO_COMPLETE = range(7)
 
 
+@in_cxx("HEAP_")
 class HeapCall(IntEnum):
     """Calls of native code to a heap: allocate memory, return the size of the allocation at an address (0 if there is
     none), free the allocation.
@@ -269,6 +288,7 @@ class HeapCall(IntEnum):
     MALLOC, SIZE, FREE = range(3)
 
 
+@in_cxx("REDUCE_")
 class Reduce(IntEnum):
     """How a reduction combines elements. An `Element` and an `Accumulate` are or-ed to it at their shifts. Some
     functions take 0 for no reduction; for a reduction, they take the value or-ed with `REDUCES`.
@@ -277,12 +297,14 @@ class Reduce(IntEnum):
     ADD, MIN, MAX, AND, OR, XOR, INC, DEC = range(8)
 
 
+@in_cxx("ELEMENT_")
 class Element(IntEnum):
     """The type of the elements that a reduction combines. For a packed type, it is the type of each part."""
 
     B32, U32, S32, B64, U64, S64, F32, F64, F16, BF16, E4M3, E5M2 = range(12)
 
 
+@in_cxx("ACCUMULATE_")
 class Accumulate(IntEnum):
     """The precision of the intermediate sums of multimem.ld_reduce: that of the element, or a higher one."""
 

@@ -3,50 +3,12 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 from .. import abi
 from . import race_structs, structs  # noqa: F401  (they register their declarations)
-from .layout import DECLARATIONS
+from .layout import DECLARATIONS, ENUMS
 
 HEADER_NAME = "abi.cuh"
 """The name by which C++ sources include the header."""
-
-ENUMS: dict[type[IntEnum], str] = {
-    abi.Kind: "K_",
-    abi.MemoryOf: "OF_",
-    abi.LaunchState: "",
-    abi.RunEnd: "R_",
-    abi.Status: "",
-    abi.Barrier: "B_",
-    abi.ClusterBarrier: "CB_",
-    abi.Trap: "TRAP_",
-    abi.WarpOp: "",
-    abi.MatrixKind: "MX_",
-    abi.MatrixMethod: "MX_",
-    abi.Access: "A_",
-    abi.Fence: "FENCE_",
-    abi.Scope: "SCOPE_",
-    abi.Order: "ORDER_",
-    abi.Space: "SPACE_",
-    abi.Mbarrier: "MB_",
-    abi.Reduce: "REDUCE_",
-    abi.HeapCall: "HEAP_",
-    abi.Element: "ELEMENT_",
-    abi.Accumulate: "ACCUMULATE_",
-    abi.FaultKind: "F_",
-    abi.BarrierCount: "COUNT_",
-    abi.Endless: "ENDLESS_",
-    abi.MbarrierError: "E_",
-    abi.Absent: "ABSENT_",
-    abi.ClusterError: "E_",
-    abi.NoticeKind: "NOTICE_",
-    abi.EventKind: "V_",
-    abi.Range: "RANGE_",
-    abi.Entry: "N_",
-    abi.Edge: "X_",
-}
-"""The prefix that the names of an enum's members have in C++."""
 
 CONSTANTS: dict[str, tuple[str, ...]] = {
     "u32": (

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from .layout import in_cxx
 
+
+@in_cxx("F_")
 class FaultKind(IntEnum):
     """Why a launch was stopped. `findings/faults.py` says for each kind what the fields of its record mean."""
 
@@ -17,12 +20,14 @@ class FaultKind(IntEnum):
     NO_CLUSTER, NO_FUNCTION, BAD_FREE, MATRIX_LANES, STACK_OVERFLOW = range(27, 32)
 
 
+@in_cxx("COUNT_")
 class BarrierCount(IntEnum):
     """Errors in the operands of a barrier."""
 
     OTHERS_DIFFER, NUMBER, THREADS = range(3)
 
 
+@in_cxx("ENDLESS_")
 class Endless(IntEnum):
     """Why a thread was stopped as endless although its accesses were within their limit: too many iterations of
     loops without accesses, or too many resumes of all threads.
@@ -31,18 +36,21 @@ class Endless(IntEnum):
     ROUNDS, RESUMES = range(2)
 
 
+@in_cxx("E_")
 class MbarrierError(IntEnum):
     """Errors of operations on an mbarrier. `findings/faults.py` has a sentence for each."""
 
     NONE, NO_BARRIER, COUNT, ARRIVALS, BYTES, PENDING, ELSEWHERE, COMPLETES, MOST = range(9)
 
 
+@in_cxx("E_")
 class ClusterError(IntEnum):
     """Errors at the barrier of a cluster: two arrivals without a wait, a wait without an arrival."""
 
     TWICE, NOT_ARRIVED = range(2)
 
 
+@in_cxx("ABSENT_")
 class Absent(IntEnum):
     """Why a block of the cluster has no shared memory: it has not started, its threads have exited, or they exited
     before an asynchronous write arrived (LATE).
@@ -51,6 +59,7 @@ class Absent(IntEnum):
     NOT_YET, EXITED, LATE = range(3)
 
 
+@in_cxx("NOTICE_")
 class NoticeKind(IntEnum):
     """Kinds of findings that do not end a launch. SHUFFLE and VOTE: an operand of a warp operation names lanes that are
     absent. BARRIER: a warp has arrived at a barrier after some of its lanes have exited.
@@ -62,6 +71,7 @@ class NoticeKind(IntEnum):
 NOTICES = 16  # the most notices that are kept until Python takes them
 
 
+@in_cxx("V_")
 class EventKind(IntEnum):
     """Kinds of events in the engine's ring buffer."""
 
@@ -80,12 +90,14 @@ CLASSES = 40  # the number of size classes of the race detector's arena; pieces 
 MISSED_FLAGS = 8  # the most records (MissedFlag) that are kept for a block; newer ones replace older ones
 
 
+@in_cxx("RANGE_")
 class Range(IntEnum):
     """How an operation accesses a range, for rt_race_range. FREE conflicts with every access to the range."""
 
     READ, WRITE, FREE = range(3)
 
 
+@in_cxx("N_")
 class Entry(IntEnum):
     """Flags of the race detector's entries (native/race_entry.cuh). With LOCATION, the entry is no access but the
     state of a location.
@@ -100,6 +112,7 @@ class Entry(IntEnum):
     ASYNC = 1 << 7  # the access of an asynchronous copy
 
 
+@in_cxx("X_")
 class Edge(IntEnum):
     """What is missing between two accesses that are not ordered. `findings/race_report.py` has a sentence for each."""
 

@@ -13,7 +13,8 @@ from engine_harness import Rig
 
 from drvfuse.emu import abi
 from drvfuse.emu.abi import layout, race_structs, structs
-from drvfuse.emu.abi.header import CONSTANTS, ENUMS, header
+from drvfuse.emu.abi.header import CONSTANTS, header
+from drvfuse.emu.abi.layout import ENUMS
 from drvfuse.emu.machine.run.engine_launch import EngineLaunch
 from drvfuse.emu.native import loader
 
